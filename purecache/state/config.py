@@ -1,0 +1,121 @@
+"""What a user decides about a cache, checked when it is built."""
+
+import enum
+from dataclasses import dataclass, fields
+
+from purecache.state.layout import Layout
+
+LAYOUT_LIMIT = 2**30
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work; the message says which value to change."""
+
+
+class Policy(enum.IntEnum):
+    """Which unlocked leaf is evicted first. Victims are always leaves, whatever the policy."""
+
+    LRU = 0
+    """Longest without a touch."""
+    MRU = 1
+    """Touched last."""
+    FIFO = 2
+    """Inserted first; a touch changes nothing."""
+    FILO = 3
+    """Inserted last."""
+    LFU = 4
+    """Fewest hits, among equals longest without a touch."""
+    SLRU = 5
+    """Pages with fewer than two hits before the others, LRU within both."""
+    PRIORITY = 6
+    """Lowest priority, among equals LRU. A page has the highest priority of all requests that used it."""
+
+
+class WritePolicy(enum.StrEnum):
+    """When a device page is copied to host memory."""
+
+    WRITE_THROUGH = "write_through"
+    """At its first insert."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it is used a second time."""
+    WRITE_BACK = "write_back"
+    """When it is evicted from the device."""
+
+
+BACKUP_HITS = {WritePolicy.WRITE_THROUGH: 1, WritePolicy.WRITE_THROUGH_SELECTIVE: 2, WritePolicy.WRITE_BACK: 0}
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Sizes and policies of a cache.
+
+    `page_size` is in tokens; `device_pages` and `host_pages` are per rank; `host_pages=0` switches L2 off.
+    `load_back_threshold` is in tokens. Raises `ConfigError` when a value cannot work.
+    """
+
+    page_size: int
+    device_pages: int
+    host_pages: int = 0
+    ranks: int = 1
+    policy: Policy | str = Policy.LRU
+    write: WritePolicy | str = WritePolicy.WRITE_THROUGH
+    load_back_threshold: int = 10
+    levels: int = 16
+    max_operations: int = 256
+    max_receipts: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every value; turn names of policies into members."""
+        object.__setattr__(self, "policy", self._policy())
+        object.__setattr__(self, "write", self._write())
+        least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("policy", "write"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{field.name} must be an int, got {value!r}")
+            if value < least.get(field.name, 1):
+                raise ConfigError(f"{field.name} must be at least {least.get(field.name, 1)}, got {value}")
+        if self.levels < 2:
+            raise ConfigError("levels must be at least 2: SLRU keeps two lists")
+        layout = self.layout
+        if max(layout.rows * self.page_size, layout.buckets + layout.rows, layout.shelves) > LAYOUT_LIMIT:
+            raise ConfigError(
+                f"{layout.rows} nodes of {self.page_size} tokens exceed int32 indices: "
+                "lower device_pages or host_pages, or raise page_size"
+            )
+
+    def _policy(self) -> Policy:
+        try:
+            return Policy[self.policy.upper()] if isinstance(self.policy, str) else Policy(self.policy)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"policy must be one of {[p.name.lower() for p in Policy]}, got {self.policy!r}"
+            ) from None
+
+    def _write(self) -> WritePolicy:
+        try:
+            return WritePolicy(self.write)
+        except ValueError:
+            raise ConfigError(f"write must be one of {[w.value for w in WritePolicy]}, got {self.write!r}") from None
+
+    @property
+    def layout(self) -> Layout:
+        """The sizes that the state's arrays follow from."""
+        return Layout(
+            page_size=self.page_size,
+            ranks=self.ranks,
+            pools=1,
+            device_pages=self.device_pages,
+            host_pages=self.host_pages,
+            levels=self.levels,
+            max_operations=self.max_operations,
+            max_receipts=self.max_receipts,
+        )
+
+    @property
+    def backup_hits(self) -> int:
+        """Hits from which an insert backs a page up; 0 means only at eviction, or never without L2."""
+        return BACKUP_HITS[WritePolicy(self.write)] if self.host_pages else 0

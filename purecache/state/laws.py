@@ -1,0 +1,197 @@
+"""The laws of the state, recomputed from its arrays (never from its counters).
+
+`broken_laws` is written once for NumPy and JAX: with NumPy it serves `violations`, inside a compiled program it serves
+the chex assertions. What needs a walk through lists or the hash table is checked by `violations` alone.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from purecache.state.cache_state import CacheState, empty_arrays
+from purecache.state.layout import FREE, LENT, NONE, TIERS, Account, Operation, Receipt, Scalar, Tier, Tree
+from purecache.state.linked import broken_links
+
+
+def broken_laws(state: CacheState, xp: ModuleType = np) -> dict[str, Any]:
+    """For each law, how often it is broken: int scalars of `xp` (numpy or jax.numpy)."""
+    nodes = _Nodes(state, xp)
+    return _tree_laws(nodes) | _page_laws(nodes) | _lock_laws(nodes) | _table_laws(nodes)
+
+
+def violations(state: CacheState) -> list[str]:
+    """Every broken law in words; an empty list if the state is sound. Copies the state to NumPy: for tests and tools."""
+    host = jax.tree.map(np.asarray, state)
+    found = [f"{law} ({int(times)} times)" for law, times in broken_laws(host, np).items() if times]
+    return found + broken_links(host)
+
+
+def assert_shapes(state: CacheState) -> None:
+    """Assert shape and dtype of every array (chex). Works on tracers too."""
+    layout = state.layout
+    for name, array in empty_arrays(layout).items():
+        chex.assert_shape(getattr(state, name), array.shape)
+    chex.assert_shape([state.free_pages, state.owners], (layout.shelves,))
+    chex.assert_shape(state.accounts, (len(Account), len(TIERS), layout.pools, layout.ranks))
+    chex.assert_shape(state.scalars, (len(Scalar),))
+    chex.assert_shape(state.hash_keys, (layout.page_size + 5,))
+    chex.assert_type(jax.tree.leaves(state), jnp.int32)
+
+
+def assert_laws(state: CacheState) -> None:
+    """Assert every law that arrays alone can show (chex). Inside jit, call the function through `chex.chexify`."""
+    assert_shapes(state)
+    for law, times in broken_laws(state, jnp).items():
+        chex.assert_trees_all_equal(times, jnp.zeros_like(times), custom_message=law)
+
+
+class _Nodes:
+    """The columns of a state that the laws speak of, and what is derived from them once."""
+
+    def __init__(self, state: CacheState, xp: ModuleType) -> None:
+        layout = state.layout
+        self.state, self.xp, self.layout = state, xp, layout
+        self.ids = xp.arange(layout.rows)
+        self.is_root = (self.ids >= layout.nodes) & (self.ids < layout.nodes + layout.ranks)
+        self.parent = state.tree[Tree.PARENT]
+        self.live = (self.parent != NONE) & (self.ids < layout.nodes)
+        self.above = xp.where(self.live, self.parent, 0)
+        self.device, self.host, self.incoming = (state.pages[tier, 0] for tier in Tier)
+        self.device_locks, self.host_locks = state.locks[Tier.DEVICE], state.locks[Tier.HOST]
+
+    def total(self, mask: Any) -> Any:
+        """How often `mask` holds."""
+        return self.xp.sum(mask, dtype=self.xp.int32)
+
+    def per_node(self, nodes: Any, mask: Any) -> Any:
+        """[rows] how many of the masked entries name each node."""
+        rows = self.layout.rows
+        index = self.xp.where(mask, nodes, rows)
+        return self.xp.bincount(index.reshape(-1), minlength=rows + 1, **self._length())[:rows]
+
+    def _length(self) -> dict[str, int]:
+        return {} if self.xp is np else {"length": self.layout.rows + 1}
+
+
+def _tree_laws(n: _Nodes) -> dict[str, Any]:
+    xp, tree = n.xp, n.state.tree
+    parent_live = n.live[n.above] | n.is_root[n.above]
+    on_device = n.live & (n.device >= 0)
+    children = n.per_node(n.above, n.live)
+    listed = n.live | n.is_root
+    first = tree[Tree.FIRST_CHILD]
+    return {
+        "the parent of a node is live": n.total(n.live & ~parent_live),
+        "a node is of its parent's rank": n.total(n.live & (tree[Tree.RANK] != tree[Tree.RANK][n.above])),
+        "device children are counted": n.total(listed & (tree[Tree.DEVICE_CHILDREN] != n.per_node(n.above, on_device))),
+        "a node has a first child iff it has children": n.total(listed & ((first != NONE) != (children > 0))),
+        "free nodes and live nodes are all nodes": xp.abs(
+            n.state.scalars[Scalar.FREE_NODES] + n.total(n.live) - n.layout.nodes
+        ),
+        "the parent of a page on device is on device": n.total(
+            on_device & ~n.is_root[n.above] & (n.device[n.above] < 0)
+        ),
+        "the parent of a page on host has a page or waits for one": n.total(
+            n.live & (n.host >= 0) & ~n.is_root[n.above] & ~_has_page(n)[n.above]
+        ),
+        "a node has a page, a child or a lock": n.total(
+            n.live & ~_has_page(n) & (children == 0) & (n.device_locks == 0) & (n.host_locks == 0)
+        ),
+    }
+
+
+def _has_page(n: _Nodes) -> Any:
+    return (n.device >= 0) | (n.host >= 0) | (n.incoming >= 0)
+
+
+def _page_laws(n: _Nodes) -> dict[str, Any]:
+    loading = n.live & (n.device < 0) & (n.host >= 0) & (n.incoming >= 0)
+    writing = n.live & (n.host < 0) & (n.incoming >= 0)
+    loose = (n.device < 0) & (n.incoming < 0) & (n.device_locks == 0) & (n.host_locks == 0)
+    held = {
+        Tier.DEVICE: (
+            n.live & (n.device >= 0) & (n.device_locks == 0),
+            n.live & (n.device >= 0) & (n.device_locks > 0),
+            loading,
+        ),
+        Tier.HOST: (n.live & (n.host >= 0) & loose, n.live & (n.host >= 0) & ~loose, writing),
+    }
+    laws: dict[str, Any] = {
+        "no dead node has a page": n.total(~n.live & _has_page(n)),
+        "an operation brings a page to one tier only": n.total((n.device >= 0) & (n.host >= 0) & (n.incoming >= 0)),
+    }
+    for tier in TIERS:
+        column = n.device if tier == Tier.DEVICE else n.host
+        moving = loading if tier == Tier.DEVICE else writing
+        for rank in range(n.layout.ranks):
+            laws |= _shelf_laws(n, tier, rank, column, moving, held[tier])
+    return laws
+
+
+def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held: tuple[Any, ...]) -> dict[str, Any]:
+    """The accounts, owners and free-list of one tier and rank."""
+    xp, layout = n.xp, n.layout
+    where, size = f"({tier.name.lower()}, rank {rank})", layout.capacity(tier)
+    start = layout.shelf(tier) + rank * size
+    owners, stack = n.state.owners[start : start + size], n.state.free_pages[start : start + size]
+    accounts = n.state.accounts[:, tier, 0, rank]
+    here = n.state.tree[Tree.RANK] == rank
+    names = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
+    wrong = sum(xp.abs(accounts[a] - n.total(mask & here)) for a, mask in zip(names, held, strict=True))
+    wrong += xp.abs(accounts[Account.LENT] - n.total(owners == LENT)) + xp.abs(
+        accounts[Account.FREE] - n.total(owners == FREE)
+    )
+    if size == 0:
+        return {f"accounts are true {where}": wrong}
+    pages = xp.arange(size)
+    owner = xp.where(owners >= 0, owners, 0)
+    holds = (column[owner] == pages) | (moving[owner] & (n.incoming[owner] == pages))
+    on_stack = xp.where(pages < accounts[Account.FREE], stack, size)
+    counted = xp.bincount(on_stack, minlength=size + 1, **({} if xp is np else {"length": size + 1}))[:size]
+    return {
+        f"accounts are true {where}": wrong,
+        f"pages add up to the capacity {where}": xp.abs(xp.sum(accounts) - size),
+        f"the owner of a page holds it {where}": n.total((owners >= 0) & ~(holds & n.live[owner] & here[owner])),
+        f"a page on the free-list is free, once {where}": n.total(counted != (owners == FREE)),
+        f"every page of a node is owned by it {where}": xp.abs(
+            n.total(owners >= 0) - n.total(n.live & here & (column >= 0)) - n.total(moving & here)
+        ),
+    }
+
+
+def _lock_laws(n: _Nodes) -> dict[str, Any]:
+    receipts, operations = n.state.receipts, n.state.operations
+    held = n.per_node(receipts[Receipt.NODE], receipts[Receipt.NODE] != NONE)
+    loads = operations[Operation.KIND] == LOAD_BACK_KIND
+    pinned = n.per_node(operations[Operation.NODE], loads)
+    laws = {}
+    for name, locks, own in (("device", n.device_locks, held + pinned), ("host", n.host_locks, pinned)):
+        children = n.per_node(n.above, n.live & (locks > 0))
+        wrong = n.total((n.live | n.is_root) & (locks != own + children + n.is_root))
+        laws[f"{name} locks are receipts, operations and locked children"] = wrong
+        laws[f"no dead node is locked ({name})"] = n.total(~n.live & ~n.is_root & (locks != 0))
+    return laws
+
+
+LOAD_BACK_KIND = 2
+"""Value of TransferKind.LOAD_BACK, which stands in a layer above."""
+
+
+def _table_laws(n: _Nodes) -> dict[str, Any]:
+    xp, scalars = n.xp, n.state.scalars
+    operations, receipts = n.state.operations, n.state.receipts
+    out = operations[Operation.KIND] != NONE
+    members = xp.sum(xp.where(out, operations[Operation.COUNT], 0))
+    return {
+        "vacant and open operations are all": xp.abs(
+            scalars[Scalar.VACANT_OPERATIONS] + n.total(out) - n.layout.max_operations
+        ),
+        "vacant and held receipts are all": xp.abs(
+            scalars[Scalar.VACANT_RECEIPTS] + n.total(receipts[Receipt.NODE] != NONE) - n.layout.max_receipts
+        ),
+        "every page on its way belongs to an operation": xp.abs(members - n.total(n.live & (n.incoming >= 0))),
+    }

@@ -1,0 +1,43 @@
+"""Pure transition functions `(state, inputs) -> Step(state, effects, reply)`: no clock, thread, file or pool."""
+
+from purecache.transitions.backup import begin_backup, finish_backup
+from purecache.transitions.evict import evict_device, evict_host
+from purecache.transitions.insert import Offer, insert
+from purecache.transitions.lend import allocate, release
+from purecache.transitions.load_back import begin_load_back, finish_load_back
+from purecache.transitions.locks import ReceiptHandle, lock, unlock
+from purecache.transitions.match import match, match_many, peek
+from purecache.transitions.operations import Handle
+from purecache.transitions.requests import abort, admit, finish
+from purecache.transitions.reset import reset
+from purecache.transitions.vocabulary import Status, Step, TransferKind, Transfers
+from purecache.transitions.walk import Prompt
+
+__all__ = [
+    "Handle",
+    "Offer",
+    "Prompt",
+    "ReceiptHandle",
+    "Status",
+    "Step",
+    "TransferKind",
+    "Transfers",
+    "abort",
+    "admit",
+    "allocate",
+    "begin_backup",
+    "begin_load_back",
+    "evict_device",
+    "evict_host",
+    "finish",
+    "finish_backup",
+    "finish_load_back",
+    "insert",
+    "lock",
+    "match",
+    "match_many",
+    "peek",
+    "release",
+    "reset",
+    "unlock",
+]

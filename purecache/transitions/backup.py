@@ -1,0 +1,147 @@
+"""Backup: copying device pages to host memory, parents first."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Account, Scalar, Score, Tier, Tree
+from purecache.transitions.columns import count, look, masked, put, when
+from purecache.transitions.evict import evict_host_pages
+from purecache.transitions.locks import is_live, rank_of
+from purecache.transitions.nodes import drop_host_subtree, prune
+from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.orders import arrive
+from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.standing import set_pages
+from purecache.transitions.vocabulary import BackupBegun, Finished, Status, Step, TransferKind, Transfers
+from purecache.transitions.walk import climb
+
+
+def _missing(state: CacheState, node: jax.Array, hits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The lowest stretch of the path to `node` that host lacks: its deepest node (or NONE) and its length.
+
+    Only nodes with at least `hits` hits count. What lies above the stretch is on host, or on its way there.
+    """
+
+    def wanted(node: jax.Array) -> jax.Array:
+        safe = jnp.where(node >= 0, node, 0)
+        on_device, on_host = state.pages[Tier.DEVICE, 0, safe] >= 0, state.pages[Tier.HOST, 0, safe] >= 0
+        pending = state.pages[Tier.INCOMING, 0, safe] >= 0
+        inside = (node >= 0) & (node < state.layout.nodes)
+        return inside & on_device & ~on_host & ~pending & (state.scores[Score.HITS, safe] >= hits)
+
+    def inside_tree(node: jax.Array) -> jax.Array:
+        return (node >= 0) & (node < state.layout.nodes)
+
+    low = lax.while_loop(lambda n: inside_tree(n) & ~wanted(n), lambda n: state.tree[Tree.PARENT, n], node)
+
+    def up(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        node, length = carry
+        return state.tree[Tree.PARENT, node], length + 1
+
+    length = lax.while_loop(lambda carry: wanted(carry[0]), up, (low, jnp.int32(0)))[1]
+    return masked(inside_tree(low), low), length
+
+
+def _ancestor(state: CacheState, node: jax.Array, steps: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, steps, lambda _, node: state.tree[Tree.PARENT, node], node)
+
+
+def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int) -> Step[BackupBegun]:
+    """Start copying to host what the path to `node` lacks there: at most `size` (static) pages with `hits` hits.
+
+    Host pages are reserved, evicting old ones if need be, and stay invisible until `finish_backup`. With too little
+    room the deeper pages are left out, and counted as refused. Begun again, it goes on with what is still missing.
+    """
+    state, live = look(state, is_live, node)
+    state, rank = look(state, rank_of, masked(live, node))
+    state, (low, missing) = look(state, _missing, masked(live, node), hits)
+    vacant = state.scalars[Scalar.VACANT_OPERATIONS] > 0
+    asked = jnp.where(vacant, jnp.minimum(missing, size), 0)
+    state = count(state, CLOCK=live)
+    short = jnp.maximum(asked - free_count(state, Tier.HOST, rank), 0)
+    state, _ = evict_host_pages(state, rank, short, size)
+    number = jnp.minimum(asked, free_count(state, Tier.HOST, rank))
+    state, low = look(state, _ancestor, low, jnp.where(number > 0, missing - number, 0))
+    state, nodes = look(state, lambda state: climb(state, low, number, size))
+    state, source = look(state, lambda state: state.pages[Tier.DEVICE, 0, nodes])
+    state, handle = open_operation(state, TransferKind.BACKUP, masked(number > 0, low), number)
+    state, target = take_pages(state, Tier.HOST, rank, number, size, Account.IN_FLIGHT)
+    state = own_pages(state, Tier.HOST, rank, target, nodes)
+    state = put(state, "pages", (Tier.INCOMING, 0, nodes), target)
+    state = count(state, BACKUP_PAGES=number, BACKUP_REFUSED_PAGES=jnp.where(vacant, asked, missing) - number)
+    used = jnp.arange(size) < number
+    transfers = Transfers(
+        kind=jnp.int32(TransferKind.BACKUP),
+        rank=rank,
+        operation=masked(used, handle.operation),
+        generation=masked(used, handle.generation),
+        source=masked(used, source),
+        target=target,
+    )
+    refusal = jnp.where(vacant, Status.NO_ROOM, Status.TABLE_FULL)
+    status = jnp.where(number > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
+    return Step(state, (transfers,), BackupBegun(jnp.where(live, status, Status.BAD_NODE), number))
+
+
+def leading_run(ok: jax.Array, members: jax.Array) -> jax.Array:
+    """[size] bool: members (deepest first) that arrived and whose ancestors in the operation all did."""
+    index = jnp.arange(ok.shape[0], dtype=jnp.int32)
+    last_failed = jnp.max(jnp.where((index < members) & ~ok, index, NONE), initial=NONE)
+    return (index < members) & (index > last_failed)
+
+
+def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finished]:
+    """End a backup. `ok` [size] says which pages arrived, deepest first; the leading run of the prefix is published.
+
+    The rest is rolled back: host pages are freed, and a page that has left the device meanwhile is gone for good,
+    with everything that only host has below it.
+    """
+    size = ok.shape[0]
+    state, members = close_operation(state, TransferKind.BACKUP, handle, size)
+    number = jnp.where(members.good, members.count, 0)
+    state, nodes = look(state, lambda state: climb(state, members.node, number, size))
+    state, rank = look(state, rank_of, masked(members.good, members.node))
+    state, anchored = look(state, _anchored, nodes, number)
+    arrived = leading_run(ok, number) & anchored
+    state, target = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    state = count(state, CLOCK=members.good)
+    state = set_pages(state, rank, nodes, host=masked(arrived, target), incoming=NONE)
+    state = give_pages(state, Tier.HOST, rank, masked(~arrived, target))
+    state, pending = look(state, lambda state: (nodes != NONE) & (state.pages[Tier.DEVICE, 0, nodes] < 0))
+    state = _list_arrivals(state, rank, nodes, arrived & pending)
+    lost = pending & ~arrived
+    state = when(jnp.any(lost), lambda state: _forget(state, rank, nodes, lost), state)
+    published = jnp.sum(arrived, dtype=jnp.int32)
+    state = count(state, BACKUP_FAILED_PAGES=number - published)
+    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))
+
+
+def _anchored(state: CacheState, nodes: jax.Array, number: jax.Array) -> jax.Array:
+    """[] bool: the node above an operation is a root or has, or waits for, a page itself."""
+    top = nodes[jnp.maximum(number - 1, 0)]
+    parent = state.parent[jnp.maximum(top, 0)]
+    return (parent >= state.layout.nodes) | jnp.any(state.pages[:, 0, parent] >= 0)
+
+
+def _list_arrivals(state: CacheState, rank: jax.Array, nodes: jax.Array, listed: jax.Array) -> CacheState:
+    """List pages that are now on host alone, deepest first: in the order in which they left the device."""
+
+    def one(index: jax.Array, state: CacheState) -> CacheState:
+        return arrive(state, Tier.HOST, masked(listed[index], nodes[index]), rank)
+
+    number = jnp.max(jnp.where(listed, jnp.arange(1, listed.shape[0] + 1), 0), initial=0)
+    return lax.fori_loop(0, number, one, state)
+
+
+def _forget(state: CacheState, rank: jax.Array, nodes: jax.Array, lost: jax.Array) -> CacheState:
+    """Drop what hangs below nodes that lost their only page, and the nodes themselves as far as nothing holds them."""
+
+    def one(index: jax.Array, state: CacheState) -> CacheState:
+        def drop(state: CacheState) -> CacheState:
+            return prune(drop_host_subtree(state, nodes[index], rank), nodes[index])
+
+        return when(lost[index], drop, state)
+
+    return lax.fori_loop(0, nodes.shape[0], one, state)

@@ -1,0 +1,176 @@
+"""Eviction of device and host pages, leaf first, in the order of the policy."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Account, Scalar, Tier, Tree
+from purecache.transitions.columns import add, count, look, masked, put, when
+from purecache.transitions.nodes import drop_host_page, drop_host_subtree, is_empty, prune, remove
+from purecache.transitions.operations import Handle, extend_operation, open_operation
+from purecache.transitions.orders import NEWER, NEWEST_FIRST, OLDER, arrive, drop_entry, rule
+from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.standing import set_pages
+from purecache.transitions.victims import Cursor, first_cursor, seek, step_back
+from purecache.transitions.vocabulary import Evicted, Status, Step, TransferKind, Transfers
+
+
+def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> tuple[CacheState, jax.Array]:
+    """Free up to `number` (at most size) host pages. Returns the state and the pages, [size], NONE beyond."""
+
+    def step(carry: tuple[CacheState, Cursor, jax.Array, jax.Array]) -> tuple[CacheState, Cursor, jax.Array, jax.Array]:
+        state, cursor, freed, pages = carry
+        node = cursor.entry
+
+        def plan(state: CacheState) -> tuple[jax.Array, ...]:
+            follower = state.orders[Tier.HOST, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
+            return state.parent[node], state.pages[Tier.HOST, 0, node], follower
+
+        state, (parent, page, follower) = look(state, plan)
+        state = remove(drop_host_page(state, node, rank), node)
+        state, empty = look(state, is_empty, parent)
+        state = when(empty, lambda state: prune(state, parent), state)
+        state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, masked(~empty, parent))
+        state, cursor = seek(state, Tier.HOST, rank, cursor)
+        return state, cursor, freed + 1, pages.at[freed].set(page)
+
+    limit, rows = jnp.minimum(number, size), state.layout.rows
+    state, start = look(state, lambda state: first_cursor(state, Tier.HOST, rank))
+    state, cursor = lax.cond(
+        limit > 0, lambda state: seek(state, Tier.HOST, rank, start), lambda state: (state, start), state
+    )
+    carry = (state, cursor, jnp.int32(0), jnp.full(size, NONE, jnp.int32))
+    state, _, freed, pages = lax.while_loop(lambda carry: (carry[2] < limit) & (carry[1].entry < rows), step, carry)
+    return count(state, EVICTED_HOST_PAGES=freed), pages
+
+
+def evict_host(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Evicted]:
+    """Free up to `number` host pages of a rank: leaves that are on host alone, oldest first. `size` is static."""
+    good = (rank >= 0) & (rank < state.layout.ranks)
+    rank = jnp.where(good, rank, 0)
+    state, pages = evict_host_pages(count(state, CLOCK=good), rank, jnp.where(good, number, 0), size)
+    return Step(state, (), Evicted(jnp.where(good, Status.OK, Status.BAD_RANK), jnp.sum(pages >= 0), pages))
+
+
+class _Sweep(NamedTuple):
+    """Progress of one eviction of device pages."""
+
+    cursor: Cursor
+    freed: jax.Array
+    pages: jax.Array
+    last: jax.Array
+    """[] the node last given to the open operation, NONE if there is none."""
+    handle: Handle
+    """The open operation."""
+    transfers: Transfers
+
+
+def _reserve_backup(state: CacheState, rank: jax.Array, node: jax.Array, sweep: _Sweep) -> tuple[CacheState, _Sweep]:
+    """Give `node` a host page and a place in an operation that fills it, if there is room for both."""
+    state, above = look(state, lambda state: state.parent[jnp.maximum(sweep.last, 0)])
+    joins = (sweep.last != NONE) & (above == node)
+    short = free_count(state, Tier.HOST, rank) == 0
+    state, _ = evict_host_pages(state, rank, short.astype(jnp.int32), 1)
+    vacant = state.scalars[Scalar.VACANT_OPERATIONS] > 0
+    granted = (free_count(state, Tier.HOST, rank) > 0) & (joins | vacant)
+    state = extend_operation(state, sweep.handle, granted & joins)
+    state, opened = open_operation(state, TransferKind.BACKUP, masked(granted & ~joins, node), jnp.int32(1))
+    handle = jax.tree.map(lambda old, new: jnp.where(granted & ~joins, new, old), sweep.handle, opened)
+    state, target = take_pages(state, Tier.HOST, rank, granted.astype(jnp.int32), 1, Account.IN_FLIGHT)
+    state = own_pages(state, Tier.HOST, rank, target[0], node)
+    state, source = look(state, lambda state: state.pages[Tier.DEVICE, 0, node])
+    state = put(state, "pages", (Tier.INCOMING, 0, masked(granted, node)), target[0])
+    entry, transfers = sweep.freed, sweep.transfers
+    transfers = transfers._replace(
+        operation=transfers.operation.at[entry].set(masked(granted, handle.operation)),
+        generation=transfers.generation.at[entry].set(masked(granted, handle.generation)),
+        source=transfers.source.at[entry].set(masked(granted, source)),
+        target=transfers.target.at[entry].set(target[0]),
+    )
+    refused = (~granted).astype(jnp.int32)
+    state = count(state, BACKUP_PAGES=1 - refused, BACKUP_REFUSED_PAGES=refused)
+    return state, sweep._replace(last=jnp.where(granted, node, sweep.last), handle=handle, transfers=transfers)
+
+
+def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> CacheState:
+    """Free the device page of a leaf. The node stays if host has it or will have it, else it goes."""
+
+    def plan(state: CacheState) -> tuple[jax.Array, ...]:
+        device, host, incoming = (state.pages[row, 0, node] for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
+        return state.parent[node], device, host >= 0, incoming >= 0
+
+    state, (parent, page, on_host, pending) = look(state, plan)
+
+    state = give_pages(set_pages(state, rank, node, device=NONE), Tier.DEVICE, rank, page)
+    state = add(state, "tree", (Tree.DEVICE_CHILDREN, parent), -1)
+    state = drop_entry(state, Tier.DEVICE, node)
+    state = arrive(state, Tier.HOST, masked(on_host, node), rank)
+    lost = ~on_host & ~pending
+
+    def forget(state: CacheState) -> CacheState:
+        state = drop_host_subtree(state, node, rank)
+        state, empty = look(state, is_empty, node)
+        return when(empty, lambda state: remove(state, node), state)
+
+    return count(when(lost, forget, state), DROPPED_PAGES=lost)
+
+
+def evict_device_pages(
+    state: CacheState, rank: jax.Array, number: jax.Array, size: int
+) -> tuple[CacheState, jax.Array, Transfers]:
+    """Free up to `number` (at most size) device pages. Returns the state, the pages and the write-back transfers."""
+
+    def step(carry: tuple[CacheState, _Sweep]) -> tuple[CacheState, _Sweep]:
+        state, sweep = carry
+        node = sweep.cursor.entry
+
+        def plan(state: CacheState) -> tuple[jax.Array, ...]:
+            bare = (state.pages[Tier.HOST, 0, node] < 0) & (state.pages[Tier.INCOMING, 0, node] < 0)
+            # A page with children on host is worth a copy under every policy: without it they are lost too.
+            wanted = (state.scalars[Scalar.WRITE_BACK] > 0) | (state.tree[Tree.FIRST_CHILD, node] != NONE)
+            follower = state.orders[Tier.DEVICE, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
+            return bare & wanted, state.parent[node], state.pages[Tier.DEVICE, 0, node], follower
+
+        state, (wanted, parent, page, follower) = look(state, plan)
+        state, sweep = lax.cond(
+            wanted,
+            lambda state, sweep: _reserve_backup(state, rank, node, sweep),
+            lambda state, sweep: (state, sweep),
+            state,
+            sweep,
+        )
+        state = _leave_device(state, rank, node)
+        state, cursor = step_back(state, Tier.DEVICE, rank, sweep.cursor, follower, parent)
+        state, cursor = seek(state, Tier.DEVICE, rank, cursor)
+        pages = sweep.pages.at[sweep.freed].set(page)
+        return state, sweep._replace(cursor=cursor, freed=sweep.freed + 1, pages=pages)
+
+    limit, rows = jnp.minimum(number, size), state.layout.rows
+    state, cursor = look(state, lambda state: first_cursor(state, Tier.DEVICE, rank))
+    state, cursor = lax.cond(
+        limit > 0, lambda state: seek(state, Tier.DEVICE, rank, cursor), lambda state: (state, cursor), state
+    )
+    none, blank = jnp.int32(NONE), jnp.full(size, NONE, jnp.int32)
+    transfers = Transfers(jnp.int32(TransferKind.BACKUP), rank, blank, blank, blank, blank)
+    sweep = _Sweep(cursor, jnp.int32(0), blank, none, Handle(none, none), transfers)
+    state, sweep = lax.while_loop(
+        lambda carry: (carry[1].freed < limit) & (carry[1].cursor.entry < rows), step, (state, sweep)
+    )
+    return count(state, EVICTED_DEVICE_PAGES=sweep.freed), sweep.pages, sweep.transfers
+
+
+def evict_device(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Evicted]:
+    """Free up to `number` device pages of a rank, in the order of the policy. `size` is static.
+
+    Under write back, or when host children depend on it, a page is copied to host: the effect must be dispatched
+    before the freed pages are written again.
+    """
+    good = (rank >= 0) & (rank < state.layout.ranks)
+    rank = jnp.where(good, rank, 0)
+    state = count(state, CLOCK=good)
+    state, pages, transfers = evict_device_pages(state, rank, jnp.where(good, number, 0), size)
+    status = jnp.where(good, Status.OK, Status.BAD_RANK)
+    return Step(state, (transfers,), Evicted(status, jnp.sum(pages >= 0), pages))

@@ -1,0 +1,198 @@
+"""Insert: hand the pages of a computed prompt to the tree."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Account, Scalar, Score, Tier, Tree
+from purecache.transitions.columns import add, count, look, masked, put, raise_to, when
+from purecache.transitions.lend import all_lent_once
+from purecache.transitions.nodes import add_to_hash
+from purecache.transitions.orders import arrive, touch
+from purecache.transitions.pages import own_pages
+from purecache.transitions.standing import set_pages
+from purecache.transitions.vocabulary import Inserted, Status, Step
+from purecache.transitions.walk import Prompt, bucket_of, page_at, root_of, size_of, walk
+
+HASH_CHUNK = 64
+"""New nodes that are looked over at once for those that need the hash table."""
+
+
+class Offer(NamedTuple):
+    """What a request brings to an insert, besides the prompt."""
+
+    pages: jax.Array
+    """[size] device page of each page of the prompt: the tree's own where it matched, else lent to the request."""
+    counted: jax.Array
+    """[] pages at the front that an earlier insert of the same request has counted as hits."""
+    priority: jax.Array
+    """[] priority of the request."""
+
+
+class _Plan(NamedTuple):
+    """All that an insert will change, decided before anything is."""
+
+    status: jax.Array
+    nodes: jax.Array
+    """[size] node of every page, shallowest first: known ones, then new ids."""
+    parents: jax.Array
+    """[size]."""
+    known: jax.Array
+    """[size] bool: in the tree already."""
+    adopt: jax.Array
+    """[size] bool: the tree takes the offered page."""
+    length: jax.Array
+    """[] pages of the prompt that will be in the tree."""
+    created: jax.Array
+    """[] how many nodes are new."""
+
+
+def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
+    size = size_of(state, prompt)
+    index = jnp.arange(size, dtype=jnp.int32)
+    path = walk(state, prompt)
+    known = index < path.length
+    found = jnp.where(known, path.nodes[:size], 0)
+    device, host, incoming = (
+        jnp.where(known, state.pages[row, 0, found], NONE) for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING)
+    )
+    # A page that is being loaded belongs to that operation until it ends, and so does everything below it.
+    loading = known & (device < 0) & (host >= 0) & (incoming >= 0)
+    length = jnp.min(jnp.where(loading, index, prompt.pages))
+    free_nodes = state.scalars[Scalar.FREE_NODES]
+    length = jnp.minimum(length, path.length + free_nodes)
+    inside = index < length
+    fresh = state.free_nodes[jnp.maximum(free_nodes - 1 - (index - path.length), 0)]
+    nodes = masked(inside, jnp.where(known, found, fresh))
+    parents = jnp.concatenate([root_of(state, prompt.rank)[None], nodes[:-1]])
+    adopt = inside & (device < 0)
+    return _Plan(
+        jnp.int32(Status.OK), nodes, parents, known & inside, adopt, length, jnp.maximum(length - path.length, 0)
+    )
+
+
+def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
+    """Write the columns of the new nodes and link them into the tree and the hash table."""
+    size, layout = size_of(state, prompt), state.layout
+    fresh = (plan.nodes != NONE) & ~plan.known
+    first = plan.length - plan.created
+    ids = masked(fresh, plan.nodes)
+    rows = prompt.tokens.reshape(size, layout.page_size)
+    top = masked(plan.created > 0, plan.nodes[jnp.minimum(first, size - 1)])
+    above = plan.parents[jnp.minimum(first, size - 1)]
+    state, sibling = look(state, lambda state: state.tree[Tree.FIRST_CHILD, above])
+    state = put(state, "tree", (Tree.PARENT, ids), plan.parents)
+    below = jnp.concatenate([ids[1:], jnp.full(1, NONE, jnp.int32)])
+    state = put(state, "tree", (Tree.FIRST_CHILD, ids), below)
+    state = put(state, "tree", (Tree.FIRST_CHILD, masked(top >= 0, above)), top)
+    state = put(state, "tree", (Tree.NEXT_SIBLING, ids), jnp.where(ids == top, sibling, NONE))
+    state = put(state, "tree", (Tree.PREVIOUS_SIBLING, ids), NONE)
+    state = put(state, "tree", (Tree.PREVIOUS_SIBLING, masked(top >= 0, sibling)), top)
+    state = put(state, "tree", (Tree.RANK, ids), prompt.rank)
+    state = put(state, "scores", (Score.HITS, ids), 1)
+    state = put(state, "scores", (Score.PRIORITY, ids), offer.priority)
+    under_root = masked(top >= 0, jnp.where(above >= layout.nodes, top, NONE))
+    state = put(state, "namespaces", (jnp.arange(4), under_root), prompt.namespace)
+    state = count(_write_tokens(state, ids, rows), FREE_NODES=-plan.created)
+    return _link(state, prompt, ids, plan.parents)
+
+
+def _write_tokens(state: CacheState, ids: jax.Array, rows: jax.Array) -> CacheState:
+    """Write the tokens [size, page_size] of new nodes."""
+    layout = state.layout
+    table = state.tokens.reshape(layout.rows, layout.page_size)
+    target = jnp.where(state.token >= 0, ids, NONE)
+    table = table.at[target].set(rows, mode="drop", wrap_negative_indices=False)
+    return state.replace(tokens=table.reshape(-1))
+
+
+def _link(state: CacheState, prompt: Prompt, ids: jax.Array, parents: jax.Array) -> CacheState:
+    """Put the new nodes that do not follow their parent's id into the hash table."""
+    size = ids.shape[0]
+    chunk = min(HASH_CHUNK, size)
+    needed = (ids != NONE) & (ids != parents + 1)
+
+    def one(index: jax.Array, state: CacheState) -> CacheState:
+        def bucket(state: CacheState) -> jax.Array:
+            return bucket_of(state, parents[index], page_at(state, prompt.tokens, index), prompt.namespace)
+
+        state, where = look(state, bucket)
+        return when(needed[index], lambda state: add_to_hash(state, ids[index], where), state)
+
+    def over_chunk(number: jax.Array, state: CacheState) -> CacheState:
+        start = number * chunk
+        some = jnp.any(lax.dynamic_slice(needed, (start,), (chunk,)))
+        return lax.fori_loop(start, jnp.where(some, jnp.minimum(start + chunk, size), start), one, state)
+
+    return lax.fori_loop(0, -(-size // chunk), over_chunk, state)
+
+
+def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
+    """Give the whole pages of a computed prompt to the tree.
+
+    A page that the tree lacks on device becomes the tree's; for one that it has, the caller's page comes back as a
+    duplicate and stays lent. Passing over a page of another request is a hit; a new page counts as one. If an offered
+    page is not lent to the caller, nothing is changed. The insert is short (see `length`) where a page is just being
+    loaded, and at the node limit.
+    """
+    size, index = size_of(state, prompt), jnp.arange(offer.pages.shape[0], dtype=jnp.int32)
+    good_rank = (prompt.rank >= 0) & (prompt.rank < state.layout.ranks)
+    good = good_rank & (prompt.pages >= 0) & (prompt.pages <= size)
+    prompt = prompt._replace(pages=jnp.where(good, prompt.pages, 0), rank=jnp.where(good_rank, prompt.rank, 0))
+    state, plan = look(state, _plan, prompt, offer)
+    state, trees = look(state, lambda state: state.pages[Tier.DEVICE, 0, jnp.maximum(plan.nodes, 0)])
+    own = plan.known & ~plan.adopt & (trees == offer.pages)
+    foreign = masked((index < prompt.pages) & ~own, offer.pages)
+    missing = jnp.any((index < prompt.pages) & (offer.pages < 0))
+    state, lent = all_lent_once(state, prompt.rank, foreign)
+    status = jnp.where(good, jnp.where(lent & ~missing, Status.OK, Status.BAD_PAGE), Status.BAD_LENGTH)
+    status = jnp.where(good_rank, status, Status.BAD_RANK)
+
+    def apply(state: CacheState) -> CacheState:
+        state = _create(count(state, CLOCK=1), prompt, offer, plan)
+        return _adopt(state, prompt, offer, plan)
+
+    state = when(status == Status.OK, apply, state)
+    ok = status == Status.OK
+    state, pages = look(state, lambda state: state.pages[Tier.DEVICE, 0, jnp.maximum(plan.nodes, 0)])
+    inside = (index < plan.length) & ok
+    last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
+    node = jnp.where(ok & (plan.length > 0), last, root_of(state, prompt.rank))
+    duplicates = masked(inside & ~plan.adopt & ~own, offer.pages)
+    state, wanted = look(state, _wanted, plan)
+    state = count(state, DUPLICATE_PAGES=jnp.sum(duplicates >= 0), INSERTED_PAGES=jnp.sum(plan.adopt & ok))
+    reply = Inserted(
+        status, jnp.where(ok, plan.length, 0), node, masked(inside, pages), duplicates, jnp.where(ok, wanted, 0)
+    )
+    return Step(state, (), reply)
+
+
+def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
+    """Book the offered pages as the tree's, count hits, raise priorities and touch the path."""
+    index = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32)
+    takers, parents = masked(plan.adopt, plan.nodes), masked(plan.adopt, plan.parents)
+    state = set_pages(state, prompt.rank, takers, device=offer.pages)
+    taken = jnp.sum(plan.adopt, dtype=jnp.int32)
+    state = state.replace(accounts=state.accounts.at[Account.LENT, Tier.DEVICE, 0, prompt.rank].add(-taken))
+    state = add(state, "tree", (Tree.DEVICE_CHILDREN, parents), 1)
+    state = own_pages(state, Tier.DEVICE, prompt.rank, masked(plan.adopt, offer.pages), plan.nodes)
+    hit = masked(plan.known & (index >= offer.counted), plan.nodes)
+    state = add(state, "scores", (Score.HITS, hit), 1)
+    state = raise_to(state, "scores", (Score.PRIORITY, masked(plan.known, plan.nodes)), offer.priority)
+    last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
+    tip = masked(plan.length > 0, last)
+    arrives = plan.adopt[jnp.maximum(plan.length - 1, 0)]
+    state = touch(state, Tier.DEVICE, masked(~arrives, tip), prompt.rank)
+    return arrive(state, Tier.DEVICE, masked(arrives, tip), prompt.rank)
+
+
+def _wanted(state: CacheState, plan: _Plan) -> jax.Array:
+    """[] how many pages of the path have the hits for a backup and no copy on host, nor one on its way."""
+    nodes = jnp.maximum(plan.nodes, 0)
+    threshold = state.scalars[Scalar.BACKUP_HITS]
+    bare = (state.pages[Tier.HOST, 0, nodes] < 0) & (state.pages[Tier.INCOMING, 0, nodes] < 0)
+    enough = (threshold > 0) & (state.scores[Score.HITS, nodes] >= threshold)
+    return jnp.sum(bare & enough & (plan.nodes != NONE), dtype=jnp.int32)

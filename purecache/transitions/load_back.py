@@ -1,0 +1,147 @@
+"""Load back: bringing pages that only host has to the device."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Account, Scalar, Tier, Tree
+from purecache.transitions.backup import leading_run
+from purecache.transitions.columns import add, count, look, masked, put
+from purecache.transitions.evict import evict_device_pages
+from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
+from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.orders import arrive
+from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.standing import set_pages
+from purecache.transitions.vocabulary import Finished, LoadBegun, Status, Step, TransferKind, Transfers
+from purecache.transitions.walk import climb
+
+
+class _Chain(NamedTuple):
+    """The part of a path that is not on device, as a load back finds it."""
+
+    usable: jax.Array
+    """[] bool: every page of it is on host."""
+    length: jax.Array
+    """[] pages that are not on device."""
+    needed: jax.Array
+    """[] of these, the pages that no other operation is loading; they are the deepest."""
+    unprotected: jax.Array
+    """[] evictable pages above it, which loading protects."""
+
+
+def _chain(state: CacheState, node: jax.Array) -> _Chain:
+    nodes = state.layout.nodes
+
+    def off_device(node: jax.Array) -> jax.Array:
+        return (node >= 0) & (node < nodes) & (state.pages[Tier.DEVICE, 0, node] < 0)
+
+    def up(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        node, usable, length, needed = carry
+        on_host = state.pages[Tier.HOST, 0, node] >= 0
+        idle = state.pages[Tier.INCOMING, 0, node] < 0
+        return state.parent[node], usable & on_host, length + 1, needed + idle
+
+    start = (node, node >= 0, jnp.int32(0), jnp.int32(0))
+    anchor, usable, length, needed = lax.while_loop(lambda carry: off_device(carry[0]), up, start)
+
+    def loose(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return (carry[0] >= 0) & (state.locks[Tier.DEVICE, carry[0]] == 0)
+
+    def protect(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return state.parent[carry[0]], carry[1] + 1
+
+    unprotected = lax.while_loop(loose, protect, (anchor, jnp.int32(0)))[1]
+    return _Chain(usable, length, needed, unprotected)
+
+
+def _verdict(state: CacheState, live: jax.Array, chain: _Chain, rank: jax.Array, size: int) -> jax.Array:
+    """[] status: whether the chain may be loaded."""
+    room = free_count(state, Tier.DEVICE, rank) + state.accounts[Account.EVICTABLE, Tier.DEVICE, 0, rank]
+    tokens = chain.needed * state.layout.page_size
+    status = jnp.where(chain.needed <= room - chain.unprotected, Status.OK, Status.NO_ROOM)
+    status = jnp.where(state.scalars[Scalar.VACANT_OPERATIONS] > 0, status, Status.TABLE_FULL)
+    status = jnp.where(tokens >= state.scalars[Scalar.LOAD_BACK_TOKENS], status, Status.BELOW_THRESHOLD)
+    status = jnp.where(chain.needed > 0, status, Status.JOINED)
+    status = jnp.where((chain.length > 0) & chain.usable, status, Status.NOTHING)
+    status = jnp.where(chain.length <= size, status, Status.BAD_LENGTH)
+    return jnp.where(live, status, Status.BAD_NODE)
+
+
+def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadBegun]:
+    """Start bringing the path to `node` to the device: all of it, or nothing and the reason.
+
+    Room is what is free plus what can be evicted without the path itself. Source and destination are pinned until
+    `finish_load_back`. Pages that another operation is loading already are joined. `size` (static) bounds the chain.
+    """
+    state, live = look(state, is_live, node)
+    safe = jnp.where(live, node, state.layout.nodes)
+    state, rank = look(state, rank_of, safe)
+    state, chain = look(state, _chain, safe)
+    status = _verdict(state, live, chain, rank, size)
+    go = status == Status.OK
+    refused = live & ((status == Status.NO_ROOM) | (status == Status.TABLE_FULL) | (status == Status.BELOW_THRESHOLD))
+    state = count(state, CLOCK=live, LOADS_REFUSED=refused)
+    pinned, number = masked(go, node), jnp.where(go, chain.needed, 0)
+    state = lock_path(lock_path(state, Tier.HOST, pinned), Tier.DEVICE, pinned)
+    short = jnp.maximum(number - free_count(state, Tier.DEVICE, rank), 0)
+    state, _, write_back = evict_device_pages(state, rank, short, size)
+    wanted = jnp.where(go | (status == Status.JOINED), chain.length, 0)
+    state, nodes = look(state, lambda state: climb(state, safe, wanted, size))
+    members = masked(jnp.arange(size) < number, nodes)
+    state, target = take_pages(state, Tier.DEVICE, rank, number, size, Account.IN_FLIGHT)
+    state = own_pages(state, Tier.DEVICE, rank, target, members)
+    state = put(state, "pages", (Tier.INCOMING, 0, members), target)
+    state, handle = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
+    state, source = look(state, lambda state: state.pages[Tier.HOST, 0, members])
+    state, pages = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    index = jnp.arange(size, dtype=jnp.int32)
+    total = jnp.sum(nodes != NONE, dtype=jnp.int32)
+    shallowest_first = jnp.where(index < total, pages[jnp.maximum(total - 1 - index, 0)], NONE)
+    used = members != NONE
+    transfers = Transfers(
+        kind=jnp.int32(TransferKind.LOAD_BACK),
+        rank=rank,
+        operation=masked(used, handle.operation),
+        generation=masked(used, handle.generation),
+        source=masked(used, source),
+        target=target,
+    )
+    reply = LoadBegun(status, handle.operation, handle.generation, number, shallowest_first)
+    return Step(state, (write_back, transfers), reply)
+
+
+def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finished]:
+    """End a load back. `ok` [size] says which pages arrived, deepest first; the leading run of the prefix is published.
+
+    The rest is rolled back: its device pages are freed and host still has it.
+    """
+    size = ok.shape[0]
+    state, members = close_operation(state, TransferKind.LOAD_BACK, handle, size)
+    number = jnp.where(members.good, members.count, 0)
+    state, nodes = look(state, lambda state: climb(state, members.node, number, size))
+    state, rank = look(state, rank_of, masked(members.good, members.node))
+    state, parents = look(state, lambda state: masked(nodes != NONE, state.parent[nodes]))
+    anchor = parents[jnp.maximum(number - 1, 0)]
+
+    def on_device(state: CacheState) -> jax.Array:
+        return (anchor >= state.layout.nodes) | (state.pages[Tier.DEVICE, 0, anchor] >= 0)
+
+    state, anchored = look(state, on_device)
+    arrived = leading_run(ok, number) & anchored
+    state, target = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    state = count(state, CLOCK=members.good)
+    state = set_pages(state, rank, nodes, device=masked(arrived, target), incoming=NONE)
+    state = give_pages(state, Tier.DEVICE, rank, masked(~arrived, target))
+    state = add(state, "tree", (Tree.DEVICE_CHILDREN, masked(arrived, parents)), 1)
+    deepest = jnp.min(jnp.where(arrived, jnp.arange(size), size))
+    tip = masked(deepest < size, nodes[jnp.minimum(deepest, size - 1)])
+    state = arrive(state, Tier.DEVICE, tip, rank)
+    pinned = masked(members.good, members.node)
+    state = unlock_path(unlock_path(state, Tier.DEVICE, pinned), Tier.HOST, pinned)
+    published = jnp.sum(arrived, dtype=jnp.int32)
+    state = count(state, LOADED_PAGES=published, LOAD_FAILED_PAGES=number - published)
+    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))

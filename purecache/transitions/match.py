@@ -1,0 +1,73 @@
+"""Match: the longest usable prefix of a prompt, with or without touching it."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Tier
+from purecache.transitions.columns import count, look, masked
+from purecache.transitions.orders import touch
+from purecache.transitions.vocabulary import Matched, Step
+from purecache.transitions.walk import Prompt, root_of, size_of, walk
+
+
+def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
+    """The usable part of a prompt's path: device pages first, then pages that only host has."""
+    size = size_of(state, prompt)
+    path = walk(state, prompt)
+    nodes, index = path.nodes[:size], jnp.arange(size, dtype=jnp.int32)
+    known = index < path.length
+    safe = jnp.where(known, nodes, 0)
+    device = jnp.where(known, state.column(Tier.DEVICE)[safe], NONE)
+    host = jnp.where(known, state.column(Tier.HOST)[safe], NONE)
+    device_length = jnp.min(jnp.where(device < 0, index, size))
+    length = jnp.min(jnp.where((device < 0) & (host < 0), index, size))
+    root = root_of(state, prompt.rank)
+
+    def last(length: jax.Array) -> jax.Array:
+        return jnp.where(length > 0, nodes[jnp.maximum(length - 1, 0)], root)
+
+    device_length, length = jnp.minimum(device_length, path.length), jnp.minimum(length, path.length)
+    return Matched(device_length, length, last(device_length), last(length), device)
+
+
+def valid_prompt(state: CacheState, prompt: Prompt) -> Prompt:
+    """The prompt, with a rank or length that is out of range turned into an empty prompt of rank 0."""
+    good = (prompt.rank >= 0) & (prompt.rank < state.layout.ranks) & (prompt.pages >= 0)
+    pages = jnp.minimum(prompt.pages, size_of(state, prompt))
+    return prompt._replace(pages=jnp.where(good, pages, 0), rank=jnp.where(good, prompt.rank, 0))
+
+
+def peek(state: CacheState, prompt: Prompt) -> Matched:
+    """The longest usable prefix of `prompt`. Changes nothing."""
+    return usable_prefix(state, valid_prompt(state, prompt))
+
+
+def match(state: CacheState, prompt: Prompt) -> Step[Matched]:
+    """The longest usable prefix of `prompt`, which is touched: it becomes the most recently used."""
+    prompt = valid_prompt(state, prompt)
+    state, matched = look(state, usable_prefix, prompt)
+    on_device = matched.device_length > 0
+    on_host = matched.length > matched.device_length
+    state = count(
+        state,
+        CLOCK=1,
+        MATCHED_DEVICE_PAGES=matched.device_length,
+        MATCHED_HOST_PAGES=matched.length - matched.device_length,
+        MATCHED_MISS_PAGES=prompt.pages - matched.length,
+    )
+    state = touch(state, Tier.DEVICE, masked(on_device, matched.device_node), prompt.rank)
+    state = touch(state, Tier.HOST, masked(on_host, matched.node), prompt.rank)
+    return Step(state, (), matched)
+
+
+def match_many(state: CacheState, prompts: Prompt) -> Step[Matched]:
+    """`match` of several prompts in order, in one call: every leaf of `prompts` and the reply has a leading axis."""
+
+    def one(state: CacheState, prompt: Prompt) -> tuple[CacheState, Matched]:
+        step = match(state, prompt)
+        return step.state, step.reply
+
+    state, matched = lax.scan(one, state, prompts)
+    return Step(state, (), matched)

@@ -1,0 +1,77 @@
+"""Unfinished operations: numbers, generations, and the nodes that an operation covers.
+
+An operation is (kind, deepest node, count): its members are that node and its ancestors. Its number is used again
+once it ends, with a new generation, so that a late completion is recognised.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Operation, Scalar
+from purecache.transitions.columns import add, count, look, masked, put
+from purecache.transitions.vocabulary import TransferKind
+
+
+class Handle(NamedTuple):
+    """Name of an unfinished operation."""
+
+    operation: jax.Array
+    generation: jax.Array
+
+
+class Members(NamedTuple):
+    """What an operation that ends was about."""
+
+    good: jax.Array
+    """[] bool: the handle named an unfinished operation of the right kind, with no more members than were reported."""
+    node: jax.Array
+    """[] its deepest node."""
+    count: jax.Array
+    """[] number of members."""
+
+
+def open_operation(
+    state: CacheState, kind: TransferKind, node: jax.Array, members: jax.Array
+) -> tuple[CacheState, Handle]:
+    """Begin an operation on `node` and its `members - 1` next ancestors. NONE begins none. One must be vacant."""
+    top = state.scalars[Scalar.VACANT_OPERATIONS]
+
+    def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
+        number = state.operations[Operation.VACANT, top - 1]
+        return number, state.operations[Operation.GENERATION, number]
+
+    state, (number, generation) = look(state, plan)
+    number = masked(node >= 0, number)
+    state = put(state, "operations", (Operation.KIND, number), kind)
+    state = put(state, "operations", (Operation.NODE, number), node)
+    state = put(state, "operations", (Operation.COUNT, number), members)
+    return count(state, VACANT_OPERATIONS=-(node >= 0).astype(jnp.int32)), Handle(number, generation)
+
+
+def extend_operation(state: CacheState, handle: Handle, condition: jax.Array) -> CacheState:
+    """Let an operation that was opened in this transition cover one more ancestor."""
+    return add(state, "operations", (Operation.COUNT, masked(condition, handle.operation)), 1)
+
+
+def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size: int) -> tuple[CacheState, Members]:
+    """End an operation of at most `size` members.
+
+    A handle that names none, or one of another kind or with more members, changes nothing but a counter.
+    """
+
+    def plan(state: CacheState) -> Members:
+        in_range = (handle.operation >= 0) & (handle.operation < state.layout.max_operations)
+        row = state.operations[:, jnp.where(in_range, handle.operation, 0)]
+        good = (row[Operation.GENERATION] == handle.generation) & (row[Operation.KIND] == kind)
+        return Members(in_range & good & (row[Operation.COUNT] <= size), row[Operation.NODE], row[Operation.COUNT])
+
+    state, members = look(state, plan)
+    number, top = masked(members.good, handle.operation), state.scalars[Scalar.VACANT_OPERATIONS]
+    state = put(state, "operations", (Operation.KIND, number), NONE)
+    state = put(state, "operations", (Operation.GENERATION, number), handle.generation + 1)
+    state = put(state, "operations", (Operation.VACANT, masked(members.good, top)), number)
+    closed = members.good.astype(jnp.int32)
+    return count(state, VACANT_OPERATIONS=closed, STALE_COMPLETIONS=1 - closed), members

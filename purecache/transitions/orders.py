@@ -1,0 +1,103 @@
+"""Eviction orders: linked lists of candidates, oldest first, and the table that makes a policy of them.
+
+An order holds *tips*. A touch moves only the deepest node of a path, in O(1): its ancestors are as recent as it is and
+can't be victims before it. Taking a victim cleans up what moved on: an inner node's entry is dropped, and when a
+leaf goes, its parent, now a leaf, takes its place. So the order of victims is that of an exact list of all pages, and
+the work is proportional to the pages evicted.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from purecache.state.cache_state import CacheState
+from purecache.state.config import Policy
+from purecache.state.layout import NONE, Scalar, Score, Tier
+from purecache.transitions.columns import look, masked, put
+
+OLDER, NEWER = 0, 1
+"""Rows of an order: the neighbour towards the oldest entry, and towards the newest."""
+
+#                 touch moves  newest first  locked entries  inner entries  a new leaf always
+#                 the entry                  stay            stay           takes its child's place
+POLICY_TABLE = {
+    Policy.LRU: (True, False, False, False, False),
+    Policy.MRU: (True, True, False, False, True),
+    Policy.FIFO: (False, False, True, False, False),
+    Policy.FILO: (False, True, True, True, False),
+    Policy.LFU: (True, False, False, False, False),
+    Policy.SLRU: (True, False, False, False, False),
+    Policy.PRIORITY: (True, False, False, False, False),
+}
+MOVES, NEWEST_FIRST, KEEPS_LOCKED, KEEPS_INNER, ALWAYS_NEXT = range(5)
+
+
+def rule(state: CacheState, column: int) -> jax.Array:
+    """[] bool: one column of the policy table, for the policy of this state (which is data, not a shape)."""
+    table = jnp.array([POLICY_TABLE[policy][column] for policy in sorted(POLICY_TABLE)])
+    return table[state.scalars[Scalar.POLICY]]
+
+
+def level(state: CacheState, hits: jax.Array, priority: jax.Array) -> jax.Array:
+    """[] which list of the order a node belongs to: lists are emptied from level 0 upwards."""
+    top = state.layout.levels - 1
+    by_hits, by_priority = jnp.clip(hits - 1, 0, top), jnp.clip(priority, 0, top)
+    policy = state.scalars[Scalar.POLICY]
+    flat = jnp.where(policy == Policy.SLRU, jnp.minimum(by_hits, 1), 0)
+    return jnp.where(policy == Policy.LFU, by_hits, jnp.where(policy == Policy.PRIORITY, by_priority, flat))
+
+
+def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
+    """[] index of the sentinel of the list that a node belongs to."""
+    scores = state.scores
+    chosen = level(state, scores[Score.HITS, node], scores[Score.PRIORITY, node])
+    return state.layout.rows + rank * state.layout.levels + chosen
+
+
+def place(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
+    """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing."""
+
+    def plan(state: CacheState) -> tuple[jax.Array, ...]:
+        order, head = state.orders[tier], head_of(state, node, rank)
+        older = jnp.where(newest, order[OLDER, head], head)
+        newer = jnp.where(newest, head, order[NEWER, head])
+        return order[OLDER, node], order[NEWER, node], older, newer
+
+    state, (left, right, older, newer) = look(state, plan)
+    there = (older == node) | (newer == node) | (node < 0)
+    linked = (left != NONE) & ~there
+    target = masked(~there, node)
+    state = _join(state, tier, masked(linked, left), masked(linked, right))
+    state = _join(state, tier, masked(~there, older), target)
+    return _join(state, tier, target, masked(~there, newer))
+
+
+def _join(state: CacheState, tier: Tier, older: jax.Array, newer: jax.Array) -> CacheState:
+    """Make two entries neighbours. NONE for both joins nothing."""
+    state = put(state, "orders", (tier, NEWER, older), newer)
+    return put(state, "orders", (tier, OLDER, newer), older)
+
+
+def drop_entry(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
+    """Take `node` out of the order of `tier`, if it is in it. NONE drops nothing."""
+    state, (left, right) = look(state, lambda state: (state.orders[tier, OLDER, node], state.orders[tier, NEWER, node]))
+    linked = (left != NONE) & (node >= 0)
+    target = masked(linked, node)
+    state = _join(state, tier, masked(linked, left), masked(linked, right))
+    state = put(state, "orders", (tier, OLDER, target), NONE)
+    return put(state, "orders", (tier, NEWER, target), NONE)
+
+
+def listed(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
+    """[] bool: whether a node has an entry in the order of a tier. Read it through `look`."""
+    return state.orders[tier, OLDER, node] != NONE
+
+
+def arrive(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
+    """List `node`, whose page is new in `tier`, as the newest."""
+    state = place(state, tier, node, rank, True)
+    return put(state, "scores", (Score.TOUCHED, node), state.scalars[Scalar.CLOCK])
+
+
+def touch(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
+    """Note that a path down to `node` was used. Policies that order by arrival do not move it."""
+    return arrive(state, tier, masked(rule(state, MOVES), node), rank)

@@ -1,0 +1,54 @@
+"""Free-lists: taking pages of a tier and rank from their stack, and putting them back."""
+
+import jax
+import jax.numpy as jnp
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import FREE, NONE, Account, Tier
+from purecache.transitions.columns import look, masked, put
+
+
+def free_count(state: CacheState, tier: Tier, rank: jax.Array, pool: int = 0) -> jax.Array:
+    """[] free pages of a tier and rank."""
+    return state.accounts[Account.FREE, tier, pool, rank]
+
+
+def owner_index(state: CacheState, tier: Tier, rank: jax.Array, page: jax.Array, pool: int = 0) -> jax.Array:
+    """Index in `owners` of a page of a tier and rank; NONE stays NONE."""
+    layout = state.layout
+    return jnp.where(page >= 0, layout.shelf(tier, pool) + rank * layout.capacity(tier) + page, NONE)
+
+
+def take_pages(
+    state: CacheState, tier: Tier, rank: jax.Array, number: jax.Array, size: int, account: Account
+) -> tuple[CacheState, jax.Array]:
+    """Take `number` (at most size, at most what is free) pages off the free-list and book them under `account`.
+
+    Returns the new state and the pages, [size], NONE beyond `number`. The caller writes their owners.
+    """
+    index = jnp.arange(size, dtype=jnp.int32)
+    slot = owner_index(state, tier, rank, free_count(state, tier, rank) - 1 - index)
+    state, pages = look(state, lambda state: state.free_pages[slot])
+    accounts = state.accounts.at[Account.FREE, tier, 0, rank].add(-number)
+    state = state.replace(accounts=accounts.at[account, tier, 0, rank].add(number))
+    return state, masked(index < number, pages)
+
+
+def give_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array) -> CacheState:
+    """Put the pages that are not NONE on the free-list, so that the last of them is taken first.
+
+    The caller takes them off the account that they were booked under.
+    """
+    given = pages >= 0
+    behind = jnp.cumsum(given) - 1 if pages.ndim else jnp.int32(0)
+    number = jnp.sum(given, dtype=jnp.int32)
+    slot = owner_index(state, tier, rank, free_count(state, tier, rank) + behind.astype(jnp.int32))
+    owner = owner_index(state, tier, rank, pages)
+    state = put(state, "free_pages", masked(given, slot), pages)
+    state = put(state, "owners", owner, FREE)
+    return state.replace(accounts=state.accounts.at[Account.FREE, tier, 0, rank].add(number))
+
+
+def own_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array, owners: jax.Array) -> CacheState:
+    """Write who owns each page that is not NONE: a node, FREE or LENT."""
+    return put(state, "owners", owner_index(state, tier, rank, pages), owners)

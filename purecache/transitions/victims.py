@@ -1,0 +1,119 @@
+"""Choosing victims: the next unlocked leaf of an order, tidying the order on the way."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Tier, Tree
+from purecache.transitions.columns import look, masked
+from purecache.transitions.orders import (
+    ALWAYS_NEXT,
+    KEEPS_INNER,
+    KEEPS_LOCKED,
+    NEWER,
+    NEWEST_FIRST,
+    OLDER,
+    drop_entry,
+    head_of,
+    listed,
+    place,
+    rule,
+)
+
+
+class Cursor(NamedTuple):
+    """Where a search for victims stands: the entry to look at, which may be the sentinel that ends a list."""
+
+    entry: jax.Array
+    """[] node, or index of a sentinel."""
+    head: jax.Array
+    """[] sentinel of the list that `entry` is in."""
+
+
+def _next_entry(state: CacheState, tier: Tier, entry: jax.Array) -> jax.Array:
+    direction = jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER)
+    return state.orders[tier, direction, entry]
+
+
+def first_cursor(state: CacheState, tier: Tier, rank: jax.Array) -> Cursor:
+    """The end of the first list of a rank that victims are taken from. Read it through `look`."""
+    head = state.layout.rows + rank * state.layout.levels
+    return Cursor(_next_entry(state, tier, head), head)
+
+
+def _is_leaf(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
+    if tier == Tier.DEVICE:
+        return state.tree[Tree.DEVICE_CHILDREN, node] == 0
+    return state.tree[Tree.FIRST_CHILD, node] == NONE
+
+
+def _is_resident(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
+    """Whether eviction from `tier` concerns this node: on device, or on host alone."""
+    device, host, incoming = (state.pages[row, 0, node] >= 0 for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
+    return device if tier == Tier.DEVICE else host & ~device & ~incoming
+
+
+def _is_locked(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
+    locked = state.locks[Tier.DEVICE, node] > 0
+    return locked if tier == Tier.DEVICE else locked | (state.locks[Tier.HOST, node] > 0)
+
+
+def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tuple[CacheState, Cursor]:
+    """Move the cursor to the next victim; its entry is a sentinel if there is none.
+
+    Entries that went stale (inner nodes, and locked ones in policies that list them again at unlock) are dropped.
+    """
+    layout = state.layout
+    last = layout.rows + (rank + 1) * layout.levels
+
+    def examine(state: CacheState, cursor: Cursor) -> tuple[jax.Array, ...]:
+        at_head = cursor.entry >= layout.rows
+        node = jnp.where(at_head, 0, cursor.entry)
+        resident, leaf = _is_resident(state, tier, node), _is_leaf(state, tier, node)
+        locked = _is_locked(state, tier, node)
+        stays = (rule(state, KEEPS_LOCKED) | ~locked) & (rule(state, KEEPS_INNER) | leaf)
+        follower = jnp.where(
+            at_head,
+            _next_entry(state, tier, jnp.minimum(cursor.head + 1, last - 1)),
+            _next_entry(state, tier, cursor.entry),
+        )
+        return at_head, ~at_head & resident & leaf & ~locked, ~at_head & ~(resident & stays), follower
+
+    def step(carry: tuple[CacheState, Cursor, jax.Array]) -> tuple[CacheState, Cursor, jax.Array]:
+        state, cursor, _ = carry
+        state, (at_head, found, stale, follower) = look(state, examine, cursor)
+        state = drop_entry(state, tier, masked(stale, cursor.entry))
+        ended = at_head & (cursor.head + 1 == last)
+        onward = Cursor(follower, cursor.head + at_head)
+        stop = found | ended
+        cursor = Cursor(jnp.where(stop, cursor.entry, onward.entry), jnp.where(stop, cursor.head, onward.head))
+        return state, cursor, stop
+
+    state, cursor, _ = lax.while_loop(lambda carry: ~carry[2], step, (state, cursor, jnp.bool_(False)))
+    return state, cursor
+
+
+def step_back(
+    state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor, follower: jax.Array, parent: jax.Array
+) -> tuple[CacheState, Cursor]:
+    """After a victim left: give its parent, if that is a leaf now, the victim's place, and move the cursor on.
+
+    `follower` is the entry behind the victim; `parent` may be a root, or NONE if it left too.
+    """
+
+    def plan(state: CacheState) -> tuple[jax.Array, ...]:
+        node = jnp.clip(parent, 0, state.layout.nodes - 1)
+        is_node = (parent >= 0) & (parent < state.layout.nodes)
+        leaf = is_node & _is_leaf(state, tier, node) & _is_resident(state, tier, node)
+        free = ~_is_locked(state, tier, node) | rule(state, KEEPS_LOCKED)
+        unlisted = ~listed(state, tier, node)
+        return leaf & free & (unlisted | rule(state, ALWAYS_NEXT)), head_of(state, node, rank)
+
+    state, (next_victim, head) = look(state, plan)
+    state = place(state, tier, masked(next_victim, parent), rank, rule(state, NEWEST_FIRST))
+    back = next_victim & (head <= cursor.head)
+    entry = jnp.where(back, parent, follower)
+    return state, Cursor(entry, jnp.where(back, head, cursor.head))

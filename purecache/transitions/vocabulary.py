@@ -1,0 +1,187 @@
+"""What transitions answer: statuses, effects and replies. Data only; every array has a fixed shape."""
+
+import enum
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+
+from purecache.state.cache_state import CacheState
+
+
+class TransferKind(enum.IntEnum):
+    """Direction of a transfer between device and host memory."""
+
+    BACKUP = 1
+    """Device to host."""
+    LOAD_BACK = 2
+    """Host to device."""
+
+
+class Status(enum.IntEnum):
+    """How a transition went. Below zero is a mistake of the caller: the state is unchanged."""
+
+    OK = 0
+    NOTHING = 1
+    """There was nothing to do."""
+    NO_ROOM = 2
+    """Not enough free and evictable pages; nothing was changed."""
+    TABLE_FULL = 3
+    """Too many operations or receipts are out; nothing was changed."""
+    BELOW_THRESHOLD = 4
+    """Too few tokens to be worth a load back."""
+    JOINED = 5
+    """All of it is being loaded already by another operation."""
+    STALE = 6
+    """The operation ended or was reset before this completion came; it was dropped."""
+    BAD_NODE = -1
+    """The id is not that of a live node."""
+    BAD_PAGE = -2
+    """A page is out of range, given twice, or not lent to the caller."""
+    BAD_RECEIPT = -3
+    """The receipt was returned already, or is not from this cache."""
+    BAD_RANK = -4
+    """The rank is out of range."""
+    BAD_LENGTH = -5
+    """A length is negative or exceeds the array it describes."""
+
+
+class Transfers(NamedTuple):
+    """Effect: copy pages `source[k]` to `target[k]` for every k with `operation[k] >= 0`, before any later effect.
+
+    Pages of one operation are consecutive, deepest node first. Page ids are local to `rank`; `kind` names the tiers.
+    """
+
+    kind: jax.Array
+    """[] a TransferKind."""
+    rank: jax.Array
+    """[]."""
+    operation: jax.Array
+    """[size] number of the operation that each page belongs to, NONE for unused entries."""
+    generation: jax.Array
+    """[size] its generation."""
+    source: jax.Array
+    """[size] page ids."""
+    target: jax.Array
+    """[size] page ids."""
+
+
+class Matched(NamedTuple):
+    """Reply of match and peek. Lengths are in pages."""
+
+    device_length: jax.Array
+    """[] pages of the prefix that are on device."""
+    length: jax.Array
+    """[] pages of the prefix usable on device or, after a load back, from host."""
+    device_node: jax.Array
+    """[] deepest node of the device part, or the root."""
+    node: jax.Array
+    """[] deepest node of the usable prefix, or the root."""
+    device_pages: jax.Array
+    """[size] device page of each of the first `device_length` nodes, NONE beyond."""
+
+
+class Locked(NamedTuple):
+    """Reply of lock: the receipt that `unlock` takes."""
+
+    status: jax.Array
+    receipt: jax.Array
+    generation: jax.Array
+
+
+class Admitted(NamedTuple):
+    """Reply of admit: a match whose device part is locked."""
+
+    matched: Matched
+    locked: Locked
+
+
+class Unlocked(NamedTuple):
+    """Reply of unlock."""
+
+    status: jax.Array
+
+
+class Lent(NamedTuple):
+    """Reply of allocate."""
+
+    status: jax.Array
+    pages: jax.Array
+    """[size] device pages, NONE beyond the number asked for."""
+
+
+class Released(NamedTuple):
+    """Reply of release, abort and retract."""
+
+    status: jax.Array
+
+
+class Inserted(NamedTuple):
+    """Reply of insert and finish."""
+
+    status: jax.Array
+    length: jax.Array
+    """[] pages of the prefix that are now in the tree."""
+    node: jax.Array
+    """[] deepest of them, or the root."""
+    pages: jax.Array
+    """[size] the tree's device page of each, NONE beyond."""
+    duplicates: jax.Array
+    """[size] pages of the caller that the tree did not take, since it had that page already; NONE elsewhere."""
+    wanted: jax.Array
+    """[] how many pages of the path the write policy wants backed up."""
+
+
+class Evicted(NamedTuple):
+    """Reply of the two evictions."""
+
+    status: jax.Array
+    count: jax.Array
+    """[] pages freed; less than asked if no more could be."""
+    pages: jax.Array
+    """[size] the freed pages, NONE beyond."""
+
+
+class BackupBegun(NamedTuple):
+    """Reply of begin_backup."""
+
+    status: jax.Array
+    count: jax.Array
+    """[] pages on their way; the rest of the path was refused for want of host room."""
+
+
+class LoadBegun(NamedTuple):
+    """Reply of begin_load_back."""
+
+    status: jax.Array
+    operation: jax.Array
+    generation: jax.Array
+    count: jax.Array
+    """[] pages that this operation loads."""
+    pages: jax.Array
+    """[size] device pages of all nodes below the device prefix, shallowest first; NONE beyond."""
+
+
+class ResetDone(NamedTuple):
+    """Reply of reset."""
+
+    lent: jax.Array
+    """[] device pages that requests still hold."""
+
+
+class Finished(NamedTuple):
+    """Reply of finish_backup and finish_load_back."""
+
+    status: jax.Array
+    count: jax.Array
+    """[] pages published."""
+
+
+Reply = TypeVar("Reply")
+
+
+class Step(NamedTuple, Generic[Reply]):
+    """What every transition returns: the next state, the transfers to run, and an answer."""
+
+    state: CacheState
+    effects: tuple[Transfers, ...]
+    reply: Reply

@@ -1,0 +1,132 @@
+"""Finding a prompt in the tree.
+
+Nodes inserted together have consecutive ids, so a walk compares a block of tokens with the nodes that follow the
+current one, and asks the hash table only where a path leaves such a run. A hit is always confirmed by comparing the
+tokens (and, below a root, the namespace): a collision can cost time, never correctness.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import NONE, Tree
+from purecache.transitions.columns import masked
+
+
+class Prompt(NamedTuple):
+    """A prompt as transitions take it. The number of tokens is padded; `pages` says how much of it counts."""
+
+    tokens: jax.Array
+    """[size * page_size] int32."""
+    pages: jax.Array
+    """[] whole pages to look at, at most size."""
+    namespace: jax.Array
+    """[4] int32, 128-bit digest of adapter, salt, tenant and so on."""
+    rank: jax.Array
+    """[] data-parallel rank."""
+
+
+class Path(NamedTuple):
+    """Nodes of a prompt that are in the tree, whether or not their pages are usable."""
+
+    nodes: jax.Array
+    """[size + block] node ids, shallowest first; only the first `length` count."""
+    length: jax.Array
+    """[]."""
+
+
+def size_of(state: CacheState, prompt: Prompt) -> int:
+    """Padded length of a prompt in pages (static)."""
+    return prompt.tokens.shape[0] // state.layout.page_size
+
+
+def root_of(state: CacheState, rank: jax.Array) -> jax.Array:
+    """[] node id of the root of a rank."""
+    return (state.layout.nodes + rank).astype(jnp.int32)
+
+
+def bucket_of(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace: jax.Array) -> jax.Array:
+    """[] hash bucket of a page [page_size] below `parent`: multilinear hashing with secret keys, high bits used."""
+    keys = state.hash_keys.view(jnp.uint32)
+    size = state.layout.page_size
+    below_root = parent >= state.layout.nodes
+    words = jnp.where(below_root, namespace, 0).view(jnp.uint32)
+    total = jnp.sum(tokens.view(jnp.uint32) * keys[:size], dtype=jnp.uint32)
+    total += parent.astype(jnp.uint32) * keys[size] + jnp.sum(words * keys[size + 1 :], dtype=jnp.uint32)
+    mixed = (total ^ (total >> 16)) * jnp.uint32(0x9E3779B1)
+    return (mixed >> (33 - state.layout.buckets.bit_length())).astype(jnp.int32)
+
+
+def page_at(state: CacheState, tokens: jax.Array, index: jax.Array) -> jax.Array:
+    """[page_size] the tokens of page `index` of a flat array."""
+    size = state.layout.page_size
+    return lax.dynamic_slice(tokens, (index * size,), (size,))
+
+
+def find_child(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace: jax.Array) -> jax.Array:
+    """[] the child of `parent` with these tokens, as the hash table knows it, or NONE."""
+
+    def differs(node: jax.Array) -> jax.Array:
+        same_page = (state.parent[node] == parent) & jnp.all(page_at(state, state.tokens, node) == tokens)
+        below_root = parent >= state.layout.nodes
+        return ~(same_page & (~below_root | jnp.all(state.namespaces[:, node] == namespace)))
+
+    first = state.links[bucket_of(state, parent, tokens, namespace)]
+    return lax.while_loop(
+        lambda node: (node != NONE) & differs(node),
+        lambda node: state.links[state.layout.buckets + node],
+        first,
+    )
+
+
+def walk(state: CacheState, prompt: Prompt) -> Path:
+    """The longest prefix of `prompt` that is in the tree."""
+    layout = state.layout
+    block, width = layout.block, layout.block * layout.page_size
+    tokens = jnp.pad(prompt.tokens, (0, width))
+    token_index, page_index = jnp.arange(width, dtype=jnp.int32), jnp.arange(block, dtype=jnp.int32)
+
+    def follow_run(node: jax.Array, depth: jax.Array) -> jax.Array:
+        """[] how many pages go on from `node` in the nodes right behind it."""
+        there = lax.dynamic_slice(state.tokens, ((node + 1) * layout.page_size,), (width,))
+        here = lax.dynamic_slice(tokens, (depth * layout.page_size,), (width,))
+        same = jnp.min(jnp.where(there != here, token_index, width)) // layout.page_size
+        parents = lax.dynamic_slice(state.parent, (node + 1,), (block,))
+        chained = jnp.min(jnp.where(parents != node + page_index, page_index, block))
+        return jnp.minimum(jnp.minimum(same, chained), prompt.pages - depth)
+
+    def advance(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        depth, node, nodes, _ = carry
+        run = follow_run(node, depth)
+        nodes = lax.dynamic_update_slice(nodes, node + 1 + page_index, (depth,))
+        depth, node = depth + run, node + run
+        at_branch = (run < block) & (depth < prompt.pages)
+
+        def branch(_: None) -> jax.Array:
+            return find_child(state, node, page_at(state, tokens, depth), prompt.namespace)
+
+        child = lax.cond(at_branch, branch, lambda _: jnp.int32(NONE), None)
+        found = child != NONE
+        nodes = nodes.at[masked(found, depth)].set(child, mode="drop", wrap_negative_indices=False)
+        return depth + found, jnp.where(found, child, node), nodes, at_branch & ~found
+
+    root = root_of(state, prompt.rank)
+    nodes = jnp.full(size_of(state, prompt) + block, NONE, jnp.int32)
+    depth, _, nodes, _ = lax.while_loop(
+        lambda carry: (carry[0] < prompt.pages) & ~carry[3], advance, (jnp.int32(0), root, nodes, jnp.bool_(False))
+    )
+    return Path(nodes, depth)
+
+
+def climb(state: CacheState, node: jax.Array, count: jax.Array, size: int) -> jax.Array:
+    """[size] `node` and its ancestors, deepest first: `count` of them, NONE beyond."""
+
+    def step(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        node, nodes = carry
+        return state.tree[Tree.PARENT, node], nodes.at[index].set(node)
+
+    start = (node, jnp.full(size, NONE, jnp.int32))
+    return lax.fori_loop(0, jnp.minimum(count, size), step, start)[1]

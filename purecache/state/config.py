@@ -47,10 +47,12 @@ BACKUP_HITS = {WritePolicy.WRITE_THROUGH: 1, WritePolicy.WRITE_THROUGH_SELECTIVE
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Sizes and policies of a cache.
+    """Sizes and policies of a cache. Raises `ConfigError` when a value cannot work.
 
-    `page_size` is in tokens; `device_pages` and `host_pages` are per rank; `host_pages=0` switches L2 off.
-    `load_back_threshold` is in tokens. Raises `ConfigError` when a value cannot work.
+    page_size: tokens per page. device_pages, host_pages: per rank; host_pages=0 switches L2 off.
+    load_back_threshold: in tokens; shorter prefixes on host are computed again.
+    bigrams: key the cache by pairs of neighbouring tokens (EAGLE), so that n tokens have n - 1 entries.
+    levels: lists that LFU and PRIORITY sort pages into. seed: of the hash table, which is secret.
     """
 
     page_size: int
@@ -60,6 +62,7 @@ class CacheConfig:
     policy: Policy | str = Policy.LRU
     write: WritePolicy | str = WritePolicy.WRITE_THROUGH
     load_back_threshold: int = 10
+    bigrams: bool = False
     levels: int = 16
     max_operations: int = 256
     max_receipts: int = 4096
@@ -72,7 +75,7 @@ class CacheConfig:
         least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("policy", "write"):
+            if field.name in ("policy", "write", "bigrams"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{field.name} must be an int, got {value!r}")
@@ -81,7 +84,7 @@ class CacheConfig:
         if self.levels < 2:
             raise ConfigError("levels must be at least 2: SLRU keeps two lists")
         layout = self.layout
-        if max(layout.rows * self.page_size, layout.buckets + layout.rows, layout.shelves) > LAYOUT_LIMIT:
+        if max(layout.rows * self.page_size, layout.buckets + layout.rows, layout.shelf_length) > LAYOUT_LIMIT:
             raise ConfigError(
                 f"{layout.rows} nodes of {self.page_size} tokens exceed int32 indices: "
                 "lower device_pages or host_pages, or raise page_size"

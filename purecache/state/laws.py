@@ -13,7 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from purecache.state.cache_state import CacheState, empty_arrays
-from purecache.state.layout import FREE, LENT, NONE, TIERS, Account, Operation, Receipt, Scalar, Tier, Tree
+from purecache.state.layout import (
+    FREE,
+    LENT,
+    LOCKS,
+    NONE,
+    PAGES,
+    TIERS,
+    Account,
+    Column,
+    Ledger,
+    Scalar,
+    Tier,
+    TransferKind,
+)
 from purecache.state.linked import broken_links
 
 
@@ -24,7 +37,7 @@ def broken_laws(state: CacheState, xp: ModuleType = np) -> dict[str, Any]:
 
 
 def violations(state: CacheState) -> list[str]:
-    """Every broken law in words; an empty list if the state is sound. Copies the state to NumPy: for tests and tools."""
+    """Every broken law in words; none if the state is sound. Copies the state to NumPy: for tests and tools."""
     host = jax.tree.map(np.asarray, state)
     found = [f"{law} ({int(times)} times)" for law, times in broken_laws(host, np).items() if times]
     return found + broken_links(host)
@@ -32,13 +45,8 @@ def violations(state: CacheState) -> list[str]:
 
 def assert_shapes(state: CacheState) -> None:
     """Assert shape and dtype of every array (chex). Works on tracers too."""
-    layout = state.layout
-    for name, array in empty_arrays(layout).items():
+    for name, array in empty_arrays(state.layout).items():
         chex.assert_shape(getattr(state, name), array.shape)
-    chex.assert_shape([state.free_pages, state.owners], (layout.shelves,))
-    chex.assert_shape(state.accounts, (len(Account), len(TIERS), layout.pools, layout.ranks))
-    chex.assert_shape(state.scalars, (len(Scalar),))
-    chex.assert_shape(state.hash_keys, (layout.page_size + 5,))
     chex.assert_type(jax.tree.leaves(state), jnp.int32)
 
 
@@ -57,11 +65,11 @@ class _Nodes:
         self.state, self.xp, self.layout = state, xp, layout
         self.ids = xp.arange(layout.rows)
         self.is_root = (self.ids >= layout.nodes) & (self.ids < layout.nodes + layout.ranks)
-        self.parent = state.tree[Tree.PARENT]
+        self.parent = state.nodes[Column.PARENT]
         self.live = (self.parent != NONE) & (self.ids < layout.nodes)
         self.above = xp.where(self.live, self.parent, 0)
-        self.device, self.host, self.incoming = (state.pages[tier, 0] for tier in Tier)
-        self.device_locks, self.host_locks = state.locks[Tier.DEVICE], state.locks[Tier.HOST]
+        self.device, self.host, self.incoming = (state.nodes[row] for row in PAGES)
+        self.device_locks, self.host_locks = (state.nodes[row] for row in LOCKS)
 
     def total(self, mask: Any) -> Any:
         """How often `mask` holds."""
@@ -78,25 +86,27 @@ class _Nodes:
 
 
 def _tree_laws(n: _Nodes) -> dict[str, Any]:
-    xp, tree = n.xp, n.state.tree
+    xp, nodes = n.xp, n.state.nodes
     parent_live = n.live[n.above] | n.is_root[n.above]
     on_device = n.live & (n.device >= 0)
     children = n.per_node(n.above, n.live)
     listed = n.live | n.is_root
-    first = tree[Tree.FIRST_CHILD]
+    first, inner = nodes[Column.FIRST_CHILD], n.live & ~n.is_root[n.above]
     return {
         "the parent of a node is live": n.total(n.live & ~parent_live),
-        "a node is of its parent's rank": n.total(n.live & (tree[Tree.RANK] != tree[Tree.RANK][n.above])),
-        "device children are counted": n.total(listed & (tree[Tree.DEVICE_CHILDREN] != n.per_node(n.above, on_device))),
+        "a node is of its parent's rank": n.total(n.live & (nodes[Column.RANK] != nodes[Column.RANK][n.above])),
+        "device children are counted": n.total(
+            listed & (nodes[Column.DEVICE_CHILDREN] != n.per_node(n.above, on_device))
+        ),
         "a node has a first child iff it has children": n.total(listed & ((first != NONE) != (children > 0))),
         "free nodes and live nodes are all nodes": xp.abs(
-            n.state.scalars[Scalar.FREE_NODES] + n.total(n.live) - n.layout.nodes
+            n.state.books[Scalar.FREE_NODES] + n.total(n.live) - n.layout.nodes
         ),
         "the parent of a page on device is on device": n.total(
             on_device & ~n.is_root[n.above] & (n.device[n.above] < 0)
         ),
         "the parent of a page on host has a page or waits for one": n.total(
-            n.live & (n.host >= 0) & ~n.is_root[n.above] & ~_has_page(n)[n.above]
+            inner & (n.host >= 0) & ~_has_page(n)[n.above]
         ),
         "a node has a page, a child or a lock": n.total(
             n.live & ~_has_page(n) & (children == 0) & (n.device_locks == 0) & (n.host_locks == 0)
@@ -137,9 +147,9 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
     xp, layout = n.xp, n.layout
     where, size = f"({tier.name.lower()}, rank {rank})", layout.capacity(tier)
     start = layout.shelf(tier) + rank * size
-    owners, stack = n.state.owners[start : start + size], n.state.free_pages[start : start + size]
-    accounts = n.state.accounts[:, tier, 0, rank]
-    here = n.state.tree[Tree.RANK] == rank
+    stack, owners = n.state.shelves[:, start : start + size]
+    accounts = {account: n.state.account(account, tier, rank) for account in Account}
+    here = n.state.nodes[Column.RANK] == rank
     names = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
     wrong = sum(xp.abs(accounts[a] - n.total(mask & here)) for a, mask in zip(names, held, strict=True))
     wrong += xp.abs(accounts[Account.LENT] - n.total(owners == LENT)) + xp.abs(
@@ -154,7 +164,7 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
     counted = xp.bincount(on_stack, minlength=size + 1, **({} if xp is np else {"length": size + 1}))[:size]
     return {
         f"accounts are true {where}": wrong,
-        f"pages add up to the capacity {where}": xp.abs(xp.sum(accounts) - size),
+        f"pages add up to the capacity {where}": xp.abs(sum(accounts.values()) - size),
         f"the owner of a page holds it {where}": n.total((owners >= 0) & ~(holds & n.live[owner] & here[owner])),
         f"a page on the free-list is free, once {where}": n.total(counted != (owners == FREE)),
         f"every page of a node is owned by it {where}": xp.abs(
@@ -164,10 +174,10 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
 
 
 def _lock_laws(n: _Nodes) -> dict[str, Any]:
-    receipts, operations = n.state.receipts, n.state.operations
-    held = n.per_node(receipts[Receipt.NODE], receipts[Receipt.NODE] != NONE)
-    loads = operations[Operation.KIND] == LOAD_BACK_KIND
-    pinned = n.per_node(operations[Operation.NODE], loads)
+    ledger = n.state.ledger
+    held = n.per_node(ledger[Ledger.RECEIPT_NODE], ledger[Ledger.RECEIPT_NODE] != NONE)
+    loads = ledger[Ledger.OPERATION_KIND] == TransferKind.LOAD_BACK
+    pinned = n.per_node(ledger[Ledger.OPERATION_NODE], loads)
     laws = {}
     for name, locks, own in (("device", n.device_locks, held + pinned), ("host", n.host_locks, pinned)):
         children = n.per_node(n.above, n.live & (locks > 0))
@@ -177,21 +187,16 @@ def _lock_laws(n: _Nodes) -> dict[str, Any]:
     return laws
 
 
-LOAD_BACK_KIND = 2
-"""Value of TransferKind.LOAD_BACK, which stands in a layer above."""
-
-
 def _table_laws(n: _Nodes) -> dict[str, Any]:
-    xp, scalars = n.xp, n.state.scalars
-    operations, receipts = n.state.operations, n.state.receipts
-    out = operations[Operation.KIND] != NONE
-    members = xp.sum(xp.where(out, operations[Operation.COUNT], 0))
+    xp, scalars, ledger = n.xp, n.state.books, n.state.ledger
+    out = ledger[Ledger.OPERATION_KIND] != NONE
+    members = xp.sum(xp.where(out, ledger[Ledger.OPERATION_COUNT], 0))
     return {
         "vacant and open operations are all": xp.abs(
             scalars[Scalar.VACANT_OPERATIONS] + n.total(out) - n.layout.max_operations
         ),
         "vacant and held receipts are all": xp.abs(
-            scalars[Scalar.VACANT_RECEIPTS] + n.total(receipts[Receipt.NODE] != NONE) - n.layout.max_receipts
+            scalars[Scalar.VACANT_RECEIPTS] + n.total(ledger[Ledger.RECEIPT_NODE] != NONE) - n.layout.max_receipts
         ),
         "every page on its way belongs to an operation": xp.abs(members - n.total(n.live & (n.incoming >= 0))),
     }

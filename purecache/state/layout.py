@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 NONE = -1
 """No node, no page, no entry. As an index of a masked write it means "write nothing"."""
@@ -16,7 +17,7 @@ BLOCK_TOKENS = 512
 
 
 class Tier(enum.IntEnum):
-    """Rows of `CacheState.pages`: where a node's bytes are, or are on their way to."""
+    """Where the bytes of a node are, or are on their way to."""
 
     DEVICE = 0
     HOST = 1
@@ -25,33 +26,56 @@ class Tier(enum.IntEnum):
 
 
 TIERS = (Tier.DEVICE, Tier.HOST)
-"""The tiers that own pages, in the order of `CacheState.locks` and `CacheState.orders`."""
+"""The tiers that own pages."""
 
 
-class Tree(enum.IntEnum):
-    """Rows of `CacheState.tree`."""
+class Column(enum.IntEnum):
+    """Rows of `CacheState.nodes`: all that is known of a node, besides its tokens, links and place in the orders."""
 
     PARENT = 0
+    """Its parent; NONE for roots and for ids that are not in use."""
     FIRST_CHILD = 1
     NEXT_SIBLING = 2
     PREVIOUS_SIBLING = 3
     DEVICE_CHILDREN = 4
     """How many children hold a device page."""
     RANK = 5
-    """Data-parallel rank of the namespace that a node is in."""
-
-
-class Score(enum.IntEnum):
-    """Rows of `CacheState.scores`: what the eviction and write policies look at, besides the orders."""
-
-    HITS = 0
-    PRIORITY = 1
-    TOUCHED = 2
+    """Data-parallel rank of the namespace that it is in."""
+    DEVICE_LOCKS = 6
+    """Lock references in the device tier: its own receipts and operations, and its locked children."""
+    HOST_LOCKS = 7
+    """The same in the host tier."""
+    HITS = 8
+    PRIORITY = 9
+    TOUCHED = 10
     """Clock of the last touch that ended at this node."""
+    NAMESPACE = 11
+    """First of four rows: 128-bit namespace of nodes directly below a root; elsewhere unused."""
+    FREE_NODES = 15
+    """Not about the node: a stack of free node ids."""
+    DEVICE_PAGE = 16
+    """Page ids of pool 0 by tier; those of pool p are 3 * p rows further on."""
+    HOST_PAGE = 17
+    INCOMING_PAGE = 18
+
+
+LOCKS = (Column.DEVICE_LOCKS, Column.HOST_LOCKS)
+"""Row of the lock references, by tier."""
+PAGES = (Column.DEVICE_PAGE, Column.HOST_PAGE, Column.INCOMING_PAGE)
+"""Row of the page ids of pool 0, by tier."""
+
+
+class Shelf(enum.IntEnum):
+    """Rows of `CacheState.shelves`."""
+
+    FREE_PAGES = 0
+    """A stack of free page ids per tier, pool and rank."""
+    OWNERS = 1
+    """Per page: the node that owns it, or FREE, or LENT."""
 
 
 class Account(enum.IntEnum):
-    """Rows of `CacheState.accounts`: in whose hands pages are. Per tier, pool and rank they add up to the capacity."""
+    """Whose hands pages are in. Per tier, pool and rank, the accounts add up to the capacity."""
 
     FREE = 0
     EVICTABLE = 1
@@ -60,28 +84,34 @@ class Account(enum.IntEnum):
     LENT = 4
 
 
-class Operation(enum.IntEnum):
-    """Rows of `CacheState.operations`."""
+class TransferKind(enum.IntEnum):
+    """Direction of a transfer between device and host memory; kind of an operation."""
 
-    KIND = 0
-    NODE = 1
-    COUNT = 2
-    GENERATION = 3
-    VACANT = 4
+    BACKUP = 1
+    """Device to host."""
+    LOAD_BACK = 2
+    """Host to device."""
+
+
+class Ledger(enum.IntEnum):
+    """Rows of `CacheState.ledger`: the table of unfinished operations and that of lock receipts."""
+
+    OPERATION_KIND = 0
+    OPERATION_NODE = 1
+    """Deepest node of the operation."""
+    OPERATION_COUNT = 2
+    """Its members: that node and its next ancestors."""
+    OPERATION_GENERATION = 3
+    OPERATION_VACANT = 4
     """Stack of vacant operation numbers."""
-
-
-class Receipt(enum.IntEnum):
-    """Rows of `CacheState.receipts`."""
-
-    NODE = 0
-    GENERATION = 1
-    VACANT = 2
+    RECEIPT_NODE = 5
+    RECEIPT_GENERATION = 6
+    RECEIPT_VACANT = 7
     """Stack of vacant receipt numbers."""
 
 
 class Scalar(enum.IntEnum):
-    """Entries of `CacheState.scalars`: the clock, stack heights, settings that are data, and counters."""
+    """First entries of `CacheState.books`: the clock, stack heights, settings that are data, and counters."""
 
     CLOCK = 0
     FREE_NODES = 1
@@ -159,14 +189,38 @@ class Layout:
         return self.device_pages if tier == Tier.DEVICE else self.host_pages
 
     def shelf(self, tier: int, pool: int = 0) -> int:
-        """Offset in `free_pages` and `owners` at which the ranks of a tier and pool begin."""
+        """Offset in the rows of `shelves` at which the ranks of a tier and pool begin."""
         before = self.pools * self.device_pages if tier == Tier.HOST else 0
         return self.ranks * (before + pool * self.capacity(tier))
 
     @cached_property
-    def shelves(self) -> int:
-        """Length of `free_pages` and `owners`."""
+    def shelf_length(self) -> int:
+        """Length of the rows of `shelves`."""
         return self.ranks * self.pools * (self.device_pages + self.host_pages)
+
+    def account(self, account: int, tier: int, rank: Any, pool: int = 0) -> Any:
+        """Index in `books` of an account; `rank` may be an array."""
+        return len(Scalar) + ((account * len(TIERS) + tier) * self.pools + pool) * self.ranks + rank
+
+    @cached_property
+    def columns(self) -> int:
+        """Rows of `nodes`."""
+        return Column.DEVICE_PAGE + 3 * self.pools
+
+    @cached_property
+    def hash_keys(self) -> int:
+        """Index in `books` at which the secret multipliers of the hash begin: tokens, parent, namespace."""
+        return len(Scalar) + len(Account) * len(TIERS) * self.pools * self.ranks
+
+    @cached_property
+    def books(self) -> int:
+        """Length of `books`."""
+        return self.hash_keys + self.page_size + 5
+
+    @cached_property
+    def ledger(self) -> int:
+        """Length of the rows of `ledger`."""
+        return max(self.max_operations, self.max_receipts)
 
     def head(self, rank: int, level: int) -> int:
         """Index of the sentinel of one list in an order."""

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, TIERS, Scalar, Tier, Tree
+from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
 
 
 def broken_links(state: CacheState) -> list[str]:
     """Violations found by following every list of a state whose arrays are NumPy arrays."""
-    live = np.flatnonzero(state.tree[Tree.PARENT, : state.layout.nodes] != NONE)
+    live = np.flatnonzero(state.nodes[Column.PARENT, : state.layout.nodes] != NONE)
     found = [*_siblings(state, live), *_chains(state, live), *_free_nodes(state, live)]
     for tier in TIERS:
         found += _orders(state, tier, live)
@@ -18,15 +18,15 @@ def broken_links(state: CacheState) -> list[str]:
 
 
 def _siblings(state: CacheState, live: np.ndarray) -> Iterator[str]:
-    tree = state.tree
+    nodes = state.nodes
     parents = [*live, *range(state.layout.nodes, state.layout.nodes + state.layout.ranks)]
     seen = 0
     for parent in parents:
-        child, before = tree[Tree.FIRST_CHILD, parent], NONE
+        child, before = nodes[Column.FIRST_CHILD, parent], NONE
         while child != NONE and seen <= len(live):
-            if tree[Tree.PARENT, child] != parent or tree[Tree.PREVIOUS_SIBLING, child] != before:
+            if nodes[Column.PARENT, child] != parent or nodes[Column.PREVIOUS_SIBLING, child] != before:
                 yield f"sibling links of node {child} do not fit its parent {parent}"
-            child, before, seen = tree[Tree.NEXT_SIBLING, child], child, seen + 1
+            child, before, seen = nodes[Column.NEXT_SIBLING, child], child, seen + 1
     if seen != len(live):
         yield f"the sibling lists hold {seen} nodes, {len(live)} are live"
 
@@ -39,14 +39,14 @@ def _chains(state: CacheState, live: np.ndarray) -> Iterator[str]:
         while node != NONE and len(chained) <= layout.nodes:
             chained.append(node)
             node = links[layout.buckets + node]
-    needed = [node for node in live if node != state.tree[Tree.PARENT, node] + 1]
+    needed = [node for node in live if node != state.nodes[Column.PARENT, node] + 1]
     if sorted(chained) != sorted(needed):
         yield f"hash chains hold {len(chained)} nodes, {len(needed)} need them"
     pages = state.tokens.reshape(layout.rows, layout.page_size)
     twins = {}
     for node in live:
-        parent = state.tree[Tree.PARENT, node]
-        space = tuple(state.namespaces[:, node]) if parent >= layout.nodes else ()
+        parent = state.nodes[Column.PARENT, node]
+        space = tuple(state.nodes[Column.NAMESPACE : Column.NAMESPACE + 4, node]) if parent >= layout.nodes else ()
         key = (parent, space, pages[node].tobytes())
         if key in twins:
             yield f"nodes {twins[key]} and {node} are the same page of the same parent"
@@ -54,7 +54,7 @@ def _chains(state: CacheState, live: np.ndarray) -> Iterator[str]:
 
 
 def _free_nodes(state: CacheState, live: np.ndarray) -> Iterator[str]:
-    free = state.free_nodes[: state.scalars[Scalar.FREE_NODES]]
+    free = state.nodes[Column.FREE_NODES, : state.books[Scalar.FREE_NODES]]
     if len(np.unique(free)) != len(free) or np.intersect1d(free, live).size:
         yield "the stack of free nodes holds a live node, or one twice"
 
@@ -78,13 +78,13 @@ def _orders(state: CacheState, tier: Tier, live: np.ndarray) -> Iterator[str]:
         yield f"the {tier.name} order lists dead nodes {dead[:4]}"
     if np.count_nonzero(older[: layout.rows] != NONE) != len(entries):
         yield f"nodes believe to be in the {tier.name} order that are not"
-    device, host, incoming = state.pages[:, 0]
-    locked = (state.locks[Tier.DEVICE] > 0) | ((state.locks[Tier.HOST] > 0) & (tier == Tier.HOST))
+    device, host, incoming = (state.nodes[row] for row in PAGES)
+    locked = (state.nodes[LOCKS[0]] > 0) | ((state.nodes[LOCKS[1]] > 0) & (tier == Tier.HOST))
     for node in live:
         if tier == Tier.DEVICE:
-            victim = device[node] >= 0 and state.tree[Tree.DEVICE_CHILDREN, node] == 0
+            victim = device[node] >= 0 and state.nodes[Column.DEVICE_CHILDREN, node] == 0
         else:
             alone = host[node] >= 0 and device[node] < 0 and incoming[node] < 0
-            victim = alone and state.tree[Tree.FIRST_CHILD, node] == NONE
-        if victim and not locked[node] and entries.get(int(node)) != state.tree[Tree.RANK, node]:
+            victim = alone and state.nodes[Column.FIRST_CHILD, node] == NONE
+        if victim and not locked[node] and entries.get(int(node)) != state.nodes[Column.RANK, node]:
             yield f"node {node} could be evicted from {tier.name} but is not listed there"

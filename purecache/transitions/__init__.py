@@ -1,5 +1,6 @@
 """Pure transition functions `(state, inputs) -> Step(state, effects, reply)`: no clock, thread, file or pool."""
 
+from purecache.state.layout import TransferKind
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
 from purecache.transitions.insert import Offer, insert
@@ -8,9 +9,9 @@ from purecache.transitions.load_back import begin_load_back, finish_load_back
 from purecache.transitions.locks import ReceiptHandle, lock, unlock
 from purecache.transitions.match import match, match_many, peek
 from purecache.transitions.operations import Handle
-from purecache.transitions.requests import abort, admit, finish
+from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
-from purecache.transitions.vocabulary import Status, Step, TransferKind, Transfers
+from purecache.transitions.vocabulary import Status, Step, Transfers
 from purecache.transitions.walk import Prompt
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "allocate",
     "begin_backup",
     "begin_load_back",
+    "checkpoint",
     "evict_device",
     "evict_host",
     "finish",

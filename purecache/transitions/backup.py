@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Account, Scalar, Score, Tier, Tree
+from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, rank_of
@@ -14,7 +14,7 @@ from purecache.transitions.operations import Handle, close_operation, open_opera
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import BackupBegun, Finished, Status, Step, TransferKind, Transfers
+from purecache.transitions.vocabulary import BackupBegun, Finished, Status, Step, Transfers
 from purecache.transitions.walk import climb
 
 
@@ -26,26 +26,26 @@ def _missing(state: CacheState, node: jax.Array, hits: jax.Array) -> tuple[jax.A
 
     def wanted(node: jax.Array) -> jax.Array:
         safe = jnp.where(node >= 0, node, 0)
-        on_device, on_host = state.pages[Tier.DEVICE, 0, safe] >= 0, state.pages[Tier.HOST, 0, safe] >= 0
-        pending = state.pages[Tier.INCOMING, 0, safe] >= 0
+        on_device, on_host = state.nodes[Column.DEVICE_PAGE, safe] >= 0, state.nodes[Column.HOST_PAGE, safe] >= 0
+        pending = state.nodes[Column.INCOMING_PAGE, safe] >= 0
         inside = (node >= 0) & (node < state.layout.nodes)
-        return inside & on_device & ~on_host & ~pending & (state.scores[Score.HITS, safe] >= hits)
+        return inside & on_device & ~on_host & ~pending & (state.nodes[Column.HITS, safe] >= hits)
 
     def inside_tree(node: jax.Array) -> jax.Array:
         return (node >= 0) & (node < state.layout.nodes)
 
-    low = lax.while_loop(lambda n: inside_tree(n) & ~wanted(n), lambda n: state.tree[Tree.PARENT, n], node)
+    low = lax.while_loop(lambda n: inside_tree(n) & ~wanted(n), lambda n: state.nodes[Column.PARENT, n], node)
 
     def up(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         node, length = carry
-        return state.tree[Tree.PARENT, node], length + 1
+        return state.nodes[Column.PARENT, node], length + 1
 
     length = lax.while_loop(lambda carry: wanted(carry[0]), up, (low, jnp.int32(0)))[1]
     return masked(inside_tree(low), low), length
 
 
 def _ancestor(state: CacheState, node: jax.Array, steps: jax.Array) -> jax.Array:
-    return lax.fori_loop(0, steps, lambda _, node: state.tree[Tree.PARENT, node], node)
+    return lax.fori_loop(0, steps, lambda _, node: state.nodes[Column.PARENT, node], node)
 
 
 def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int) -> Step[BackupBegun]:
@@ -57,7 +57,7 @@ def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int)
     state, live = look(state, is_live, node)
     state, rank = look(state, rank_of, masked(live, node))
     state, (low, missing) = look(state, _missing, masked(live, node), hits)
-    vacant = state.scalars[Scalar.VACANT_OPERATIONS] > 0
+    vacant = state.books[Scalar.VACANT_OPERATIONS] > 0
     asked = jnp.where(vacant, jnp.minimum(missing, size), 0)
     state = count(state, CLOCK=live)
     short = jnp.maximum(asked - free_count(state, Tier.HOST, rank), 0)
@@ -65,11 +65,11 @@ def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int)
     number = jnp.minimum(asked, free_count(state, Tier.HOST, rank))
     state, low = look(state, _ancestor, low, jnp.where(number > 0, missing - number, 0))
     state, nodes = look(state, lambda state: climb(state, low, number, size))
-    state, source = look(state, lambda state: state.pages[Tier.DEVICE, 0, nodes])
+    state, source = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, nodes])
     state, handle = open_operation(state, TransferKind.BACKUP, masked(number > 0, low), number)
     state, target = take_pages(state, Tier.HOST, rank, number, size, Account.IN_FLIGHT)
     state = own_pages(state, Tier.HOST, rank, target, nodes)
-    state = put(state, "pages", (Tier.INCOMING, 0, nodes), target)
+    state = put(state, "nodes", (Column.INCOMING_PAGE, nodes), target)
     state = count(state, BACKUP_PAGES=number, BACKUP_REFUSED_PAGES=jnp.where(vacant, asked, missing) - number)
     used = jnp.arange(size) < number
     transfers = Transfers(
@@ -105,11 +105,11 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
     state, rank = look(state, rank_of, masked(members.good, members.node))
     state, anchored = look(state, _anchored, nodes, number)
     arrived = leading_run(ok, number) & anchored
-    state, target = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    state, target = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     state = count(state, CLOCK=members.good)
     state = set_pages(state, rank, nodes, host=masked(arrived, target), incoming=NONE)
     state = give_pages(state, Tier.HOST, rank, masked(~arrived, target))
-    state, pending = look(state, lambda state: (nodes != NONE) & (state.pages[Tier.DEVICE, 0, nodes] < 0))
+    state, pending = look(state, lambda state: (nodes != NONE) & (state.nodes[Column.DEVICE_PAGE, nodes] < 0))
     state = _list_arrivals(state, rank, nodes, arrived & pending)
     lost = pending & ~arrived
     state = when(jnp.any(lost), lambda state: _forget(state, rank, nodes, lost), state)
@@ -121,8 +121,8 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
 def _anchored(state: CacheState, nodes: jax.Array, number: jax.Array) -> jax.Array:
     """[] bool: the node above an operation is a root or has, or waits for, a page itself."""
     top = nodes[jnp.maximum(number - 1, 0)]
-    parent = state.parent[jnp.maximum(top, 0)]
-    return (parent >= state.layout.nodes) | jnp.any(state.pages[:, 0, parent] >= 0)
+    parent = state.nodes[Column.PARENT, jnp.maximum(top, 0)]
+    return (parent >= state.layout.nodes) | jnp.any(state.nodes[PAGES, parent] >= 0)
 
 
 def _list_arrivals(state: CacheState, rank: jax.Array, nodes: jax.Array, listed: jax.Array) -> CacheState:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Scalar
+from purecache.state.layout import NONE, Account, Scalar, Tier
 
 View = TypeVar("View")
 
@@ -76,4 +76,9 @@ def count(state: CacheState, **amounts: Any) -> CacheState:
         np.eye(len(Scalar), dtype=np.int32)[Scalar[name]] * jnp.asarray(amount, jnp.int32)
         for name, amount in amounts.items()
     )
-    return state.replace(scalars=state.scalars + change)
+    return state.replace(books=state.books.at[: len(Scalar)].add(change))
+
+
+def book(state: CacheState, account: Account, tier: Tier, rank: Any, amount: Any) -> CacheState:
+    """Add `amount` pages to an account of a tier and rank."""
+    return state.replace(books=state.books.at[state.layout.account(account, tier, rank)].add(amount))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Account, Scalar, Tier, Tree
+from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put, when
 from purecache.transitions.nodes import drop_host_page, drop_host_subtree, is_empty, prune, remove
 from purecache.transitions.operations import Handle, extend_operation, open_operation
@@ -15,7 +15,7 @@ from purecache.transitions.orders import NEWER, NEWEST_FIRST, OLDER, arrive, dro
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.standing import set_pages
 from purecache.transitions.victims import Cursor, first_cursor, seek, step_back
-from purecache.transitions.vocabulary import Evicted, Status, Step, TransferKind, Transfers
+from purecache.transitions.vocabulary import Evicted, Status, Step, Transfers
 
 
 def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> tuple[CacheState, jax.Array]:
@@ -27,7 +27,7 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
 
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
             follower = state.orders[Tier.HOST, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
-            return state.parent[node], state.pages[Tier.HOST, 0, node], follower
+            return state.nodes[Column.PARENT, node], state.nodes[Column.HOST_PAGE, node], follower
 
         state, (parent, page, follower) = look(state, plan)
         state = remove(drop_host_page(state, node, rank), node)
@@ -70,19 +70,19 @@ class _Sweep(NamedTuple):
 
 def _reserve_backup(state: CacheState, rank: jax.Array, node: jax.Array, sweep: _Sweep) -> tuple[CacheState, _Sweep]:
     """Give `node` a host page and a place in an operation that fills it, if there is room for both."""
-    state, above = look(state, lambda state: state.parent[jnp.maximum(sweep.last, 0)])
+    state, above = look(state, lambda state: state.nodes[Column.PARENT, jnp.maximum(sweep.last, 0)])
     joins = (sweep.last != NONE) & (above == node)
     short = free_count(state, Tier.HOST, rank) == 0
     state, _ = evict_host_pages(state, rank, short.astype(jnp.int32), 1)
-    vacant = state.scalars[Scalar.VACANT_OPERATIONS] > 0
+    vacant = state.books[Scalar.VACANT_OPERATIONS] > 0
     granted = (free_count(state, Tier.HOST, rank) > 0) & (joins | vacant)
     state = extend_operation(state, sweep.handle, granted & joins)
     state, opened = open_operation(state, TransferKind.BACKUP, masked(granted & ~joins, node), jnp.int32(1))
     handle = jax.tree.map(lambda old, new: jnp.where(granted & ~joins, new, old), sweep.handle, opened)
     state, target = take_pages(state, Tier.HOST, rank, granted.astype(jnp.int32), 1, Account.IN_FLIGHT)
     state = own_pages(state, Tier.HOST, rank, target[0], node)
-    state, source = look(state, lambda state: state.pages[Tier.DEVICE, 0, node])
-    state = put(state, "pages", (Tier.INCOMING, 0, masked(granted, node)), target[0])
+    state, source = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, node])
+    state = put(state, "nodes", (Column.INCOMING_PAGE, masked(granted, node)), target[0])
     entry, transfers = sweep.freed, sweep.transfers
     transfers = transfers._replace(
         operation=transfers.operation.at[entry].set(masked(granted, handle.operation)),
@@ -99,13 +99,13 @@ def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> CacheS
     """Free the device page of a leaf. The node stays if host has it or will have it, else it goes."""
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
-        device, host, incoming = (state.pages[row, 0, node] for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
-        return state.parent[node], device, host >= 0, incoming >= 0
+        device, host, incoming = (state.nodes[row, node] for row in PAGES)
+        return state.nodes[Column.PARENT, node], device, host >= 0, incoming >= 0
 
     state, (parent, page, on_host, pending) = look(state, plan)
 
     state = give_pages(set_pages(state, rank, node, device=NONE), Tier.DEVICE, rank, page)
-    state = add(state, "tree", (Tree.DEVICE_CHILDREN, parent), -1)
+    state = add(state, "nodes", (Column.DEVICE_CHILDREN, parent), -1)
     state = drop_entry(state, Tier.DEVICE, node)
     state = arrive(state, Tier.HOST, masked(on_host, node), rank)
     lost = ~on_host & ~pending
@@ -128,11 +128,11 @@ def evict_device_pages(
         node = sweep.cursor.entry
 
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
-            bare = (state.pages[Tier.HOST, 0, node] < 0) & (state.pages[Tier.INCOMING, 0, node] < 0)
+            bare = (state.nodes[Column.HOST_PAGE, node] < 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
             # A page with children on host is worth a copy under every policy: without it they are lost too.
-            wanted = (state.scalars[Scalar.WRITE_BACK] > 0) | (state.tree[Tree.FIRST_CHILD, node] != NONE)
+            wanted = (state.books[Scalar.WRITE_BACK] > 0) | (state.nodes[Column.FIRST_CHILD, node] != NONE)
             follower = state.orders[Tier.DEVICE, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
-            return bare & wanted, state.parent[node], state.pages[Tier.DEVICE, 0, node], follower
+            return bare & wanted, state.nodes[Column.PARENT, node], state.nodes[Column.DEVICE_PAGE, node], follower
 
         state, (wanted, parent, page, follower) = look(state, plan)
         state, sweep = lax.cond(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Account, Scalar, Score, Tier, Tree
-from purecache.transitions.columns import add, count, look, masked, put, raise_to, when
+from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier
+from purecache.transitions.columns import add, book, count, look, masked, put, raise_to, when
 from purecache.transitions.lend import all_lent_once
 from purecache.transitions.nodes import add_to_hash
 from purecache.transitions.orders import arrive, touch
@@ -56,16 +56,14 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     path = walk(state, prompt)
     known = index < path.length
     found = jnp.where(known, path.nodes[:size], 0)
-    device, host, incoming = (
-        jnp.where(known, state.pages[row, 0, found], NONE) for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING)
-    )
+    device, host, incoming = (jnp.where(known, state.nodes[row, found], NONE) for row in PAGES)
     # A page that is being loaded belongs to that operation until it ends, and so does everything below it.
     loading = known & (device < 0) & (host >= 0) & (incoming >= 0)
     length = jnp.min(jnp.where(loading, index, prompt.pages))
-    free_nodes = state.scalars[Scalar.FREE_NODES]
+    free_nodes = state.books[Scalar.FREE_NODES]
     length = jnp.minimum(length, path.length + free_nodes)
     inside = index < length
-    fresh = state.free_nodes[jnp.maximum(free_nodes - 1 - (index - path.length), 0)]
+    fresh = state.nodes[Column.FREE_NODES, jnp.maximum(free_nodes - 1 - (index - path.length), 0)]
     nodes = masked(inside, jnp.where(known, found, fresh))
     parents = jnp.concatenate([root_of(state, prompt.rank)[None], nodes[:-1]])
     adopt = inside & (device < 0)
@@ -83,19 +81,19 @@ def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> Cac
     rows = prompt.tokens.reshape(size, layout.page_size)
     top = masked(plan.created > 0, plan.nodes[jnp.minimum(first, size - 1)])
     above = plan.parents[jnp.minimum(first, size - 1)]
-    state, sibling = look(state, lambda state: state.tree[Tree.FIRST_CHILD, above])
-    state = put(state, "tree", (Tree.PARENT, ids), plan.parents)
+    state, sibling = look(state, lambda state: state.nodes[Column.FIRST_CHILD, above])
+    state = put(state, "nodes", (Column.PARENT, ids), plan.parents)
     below = jnp.concatenate([ids[1:], jnp.full(1, NONE, jnp.int32)])
-    state = put(state, "tree", (Tree.FIRST_CHILD, ids), below)
-    state = put(state, "tree", (Tree.FIRST_CHILD, masked(top >= 0, above)), top)
-    state = put(state, "tree", (Tree.NEXT_SIBLING, ids), jnp.where(ids == top, sibling, NONE))
-    state = put(state, "tree", (Tree.PREVIOUS_SIBLING, ids), NONE)
-    state = put(state, "tree", (Tree.PREVIOUS_SIBLING, masked(top >= 0, sibling)), top)
-    state = put(state, "tree", (Tree.RANK, ids), prompt.rank)
-    state = put(state, "scores", (Score.HITS, ids), 1)
-    state = put(state, "scores", (Score.PRIORITY, ids), offer.priority)
+    state = put(state, "nodes", (Column.FIRST_CHILD, ids), below)
+    state = put(state, "nodes", (Column.FIRST_CHILD, masked(top >= 0, above)), top)
+    state = put(state, "nodes", (Column.NEXT_SIBLING, ids), jnp.where(ids == top, sibling, NONE))
+    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, ids), NONE)
+    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, masked(top >= 0, sibling)), top)
+    state = put(state, "nodes", (Column.RANK, ids), prompt.rank)
+    state = put(state, "nodes", (Column.HITS, ids), 1)
+    state = put(state, "nodes", (Column.PRIORITY, ids), offer.priority)
     under_root = masked(top >= 0, jnp.where(above >= layout.nodes, top, NONE))
-    state = put(state, "namespaces", (jnp.arange(4), under_root), prompt.namespace)
+    state = put(state, "nodes", (Column.NAMESPACE + jnp.arange(4), under_root), prompt.namespace)
     state = count(_write_tokens(state, ids, rows), FREE_NODES=-plan.created)
     return _link(state, prompt, ids, plan.parents)
 
@@ -143,7 +141,7 @@ def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
     good = good_rank & (prompt.pages >= 0) & (prompt.pages <= size)
     prompt = prompt._replace(pages=jnp.where(good, prompt.pages, 0), rank=jnp.where(good_rank, prompt.rank, 0))
     state, plan = look(state, _plan, prompt, offer)
-    state, trees = look(state, lambda state: state.pages[Tier.DEVICE, 0, jnp.maximum(plan.nodes, 0)])
+    state, trees = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
     own = plan.known & ~plan.adopt & (trees == offer.pages)
     foreign = masked((index < prompt.pages) & ~own, offer.pages)
     missing = jnp.any((index < prompt.pages) & (offer.pages < 0))
@@ -157,7 +155,7 @@ def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
 
     state = when(status == Status.OK, apply, state)
     ok = status == Status.OK
-    state, pages = look(state, lambda state: state.pages[Tier.DEVICE, 0, jnp.maximum(plan.nodes, 0)])
+    state, pages = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
     inside = (index < plan.length) & ok
     last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
     node = jnp.where(ok & (plan.length > 0), last, root_of(state, prompt.rank))
@@ -176,12 +174,12 @@ def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> Cach
     takers, parents = masked(plan.adopt, plan.nodes), masked(plan.adopt, plan.parents)
     state = set_pages(state, prompt.rank, takers, device=offer.pages)
     taken = jnp.sum(plan.adopt, dtype=jnp.int32)
-    state = state.replace(accounts=state.accounts.at[Account.LENT, Tier.DEVICE, 0, prompt.rank].add(-taken))
-    state = add(state, "tree", (Tree.DEVICE_CHILDREN, parents), 1)
+    state = book(state, Account.LENT, Tier.DEVICE, prompt.rank, -taken)
+    state = add(state, "nodes", (Column.DEVICE_CHILDREN, parents), 1)
     state = own_pages(state, Tier.DEVICE, prompt.rank, masked(plan.adopt, offer.pages), plan.nodes)
     hit = masked(plan.known & (index >= offer.counted), plan.nodes)
-    state = add(state, "scores", (Score.HITS, hit), 1)
-    state = raise_to(state, "scores", (Score.PRIORITY, masked(plan.known, plan.nodes)), offer.priority)
+    state = add(state, "nodes", (Column.HITS, hit), 1)
+    state = raise_to(state, "nodes", (Column.PRIORITY, masked(plan.known, plan.nodes)), offer.priority)
     last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
     tip = masked(plan.length > 0, last)
     arrives = plan.adopt[jnp.maximum(plan.length - 1, 0)]
@@ -192,7 +190,7 @@ def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> Cach
 def _wanted(state: CacheState, plan: _Plan) -> jax.Array:
     """[] how many pages of the path have the hits for a backup and no copy on host, nor one on its way."""
     nodes = jnp.maximum(plan.nodes, 0)
-    threshold = state.scalars[Scalar.BACKUP_HITS]
-    bare = (state.pages[Tier.HOST, 0, nodes] < 0) & (state.pages[Tier.INCOMING, 0, nodes] < 0)
-    enough = (threshold > 0) & (state.scores[Score.HITS, nodes] >= threshold)
+    threshold = state.books[Scalar.BACKUP_HITS]
+    bare = (state.nodes[Column.HOST_PAGE, nodes] < 0) & (state.nodes[Column.INCOMING_PAGE, nodes] < 0)
+    enough = (threshold > 0) & (state.nodes[Column.HITS, nodes] >= threshold)
     return jnp.sum(bare & enough & (plan.nodes != NONE), dtype=jnp.int32)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import FREE, LENT, Account, Tier
-from purecache.transitions.columns import count, look, masked, when
+from purecache.state.layout import FREE, LENT, Account, Shelf, Tier
+from purecache.transitions.columns import book, count, look, masked, when
 from purecache.transitions.evict import evict_device_pages
 from purecache.transitions.pages import free_count, give_pages, own_pages, owner_index, take_pages
 from purecache.transitions.vocabulary import Lent, Released, Status, Step
@@ -14,7 +14,7 @@ from purecache.transitions.vocabulary import Lent, Released, Status, Step
 def owners_of(state: CacheState, rank: jax.Array, pages: jax.Array) -> jax.Array:
     """[size] owner of each device page: a node, FREE (also out of range) or LENT. Read it through `look`."""
     good = (pages >= 0) & (pages < state.layout.device_pages)
-    owner = state.owners[owner_index(state, Tier.DEVICE, rank, jnp.where(good, pages, 0))]
+    owner = state.shelves[Shelf.OWNERS, owner_index(state, Tier.DEVICE, rank, jnp.where(good, pages, 0))]
     return jnp.where(good, owner, FREE)
 
 
@@ -37,7 +37,7 @@ def all_lent_once(state: CacheState, rank: jax.Array, pages: jax.Array) -> tuple
 def give_back(state: CacheState, rank: jax.Array, pages: jax.Array) -> CacheState:
     """Free lent pages; NONE entries are skipped. The caller has checked them."""
     number = jnp.sum(pages >= 0, dtype=jnp.int32)
-    state = state.replace(accounts=state.accounts.at[Account.LENT, Tier.DEVICE, 0, rank].add(-number))
+    state = book(state, Account.LENT, Tier.DEVICE, rank, -number)
     return give_pages(state, Tier.DEVICE, rank, pages)
 
 
@@ -46,7 +46,7 @@ def allocate(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -
     good_rank = (rank >= 0) & (rank < state.layout.ranks)
     rank = jnp.where(good_rank, rank, 0)
     good = good_rank & (number >= 0) & (number <= size)
-    room = free_count(state, Tier.DEVICE, rank) + state.accounts[Account.EVICTABLE, Tier.DEVICE, 0, rank]
+    room = free_count(state, Tier.DEVICE, rank) + state.account(Account.EVICTABLE, Tier.DEVICE, rank)
     status = jnp.where(good, jnp.where(number <= room, Status.OK, Status.NO_ROOM), Status.BAD_LENGTH)
     status = jnp.where(good_rank, status, Status.BAD_RANK)
     number = jnp.where(status == Status.OK, number, 0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Account, Scalar, Tier, Tree
+from purecache.state.layout import NONE, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.backup import leading_run
 from purecache.transitions.columns import add, count, look, masked, put
 from purecache.transitions.evict import evict_device_pages
@@ -16,7 +16,7 @@ from purecache.transitions.operations import Handle, close_operation, open_opera
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import Finished, LoadBegun, Status, Step, TransferKind, Transfers
+from purecache.transitions.vocabulary import Finished, LoadBegun, Status, Step, Transfers
 from purecache.transitions.walk import climb
 
 
@@ -37,22 +37,22 @@ def _chain(state: CacheState, node: jax.Array) -> _Chain:
     nodes = state.layout.nodes
 
     def off_device(node: jax.Array) -> jax.Array:
-        return (node >= 0) & (node < nodes) & (state.pages[Tier.DEVICE, 0, node] < 0)
+        return (node >= 0) & (node < nodes) & (state.nodes[Column.DEVICE_PAGE, node] < 0)
 
     def up(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         node, usable, length, needed = carry
-        on_host = state.pages[Tier.HOST, 0, node] >= 0
-        idle = state.pages[Tier.INCOMING, 0, node] < 0
-        return state.parent[node], usable & on_host, length + 1, needed + idle
+        on_host = state.nodes[Column.HOST_PAGE, node] >= 0
+        idle = state.nodes[Column.INCOMING_PAGE, node] < 0
+        return state.nodes[Column.PARENT, node], usable & on_host, length + 1, needed + idle
 
     start = (node, node >= 0, jnp.int32(0), jnp.int32(0))
     anchor, usable, length, needed = lax.while_loop(lambda carry: off_device(carry[0]), up, start)
 
     def loose(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return (carry[0] >= 0) & (state.locks[Tier.DEVICE, carry[0]] == 0)
+        return (carry[0] >= 0) & (state.nodes[Column.DEVICE_LOCKS, carry[0]] == 0)
 
     def protect(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return state.parent[carry[0]], carry[1] + 1
+        return state.nodes[Column.PARENT, carry[0]], carry[1] + 1
 
     unprotected = lax.while_loop(loose, protect, (anchor, jnp.int32(0)))[1]
     return _Chain(usable, length, needed, unprotected)
@@ -60,11 +60,11 @@ def _chain(state: CacheState, node: jax.Array) -> _Chain:
 
 def _verdict(state: CacheState, live: jax.Array, chain: _Chain, rank: jax.Array, size: int) -> jax.Array:
     """[] status: whether the chain may be loaded."""
-    room = free_count(state, Tier.DEVICE, rank) + state.accounts[Account.EVICTABLE, Tier.DEVICE, 0, rank]
+    room = free_count(state, Tier.DEVICE, rank) + state.account(Account.EVICTABLE, Tier.DEVICE, rank)
     tokens = chain.needed * state.layout.page_size
     status = jnp.where(chain.needed <= room - chain.unprotected, Status.OK, Status.NO_ROOM)
-    status = jnp.where(state.scalars[Scalar.VACANT_OPERATIONS] > 0, status, Status.TABLE_FULL)
-    status = jnp.where(tokens >= state.scalars[Scalar.LOAD_BACK_TOKENS], status, Status.BELOW_THRESHOLD)
+    status = jnp.where(state.books[Scalar.VACANT_OPERATIONS] > 0, status, Status.TABLE_FULL)
+    status = jnp.where(tokens >= state.books[Scalar.LOAD_BACK_TOKENS], status, Status.BELOW_THRESHOLD)
     status = jnp.where(chain.needed > 0, status, Status.JOINED)
     status = jnp.where((chain.length > 0) & chain.usable, status, Status.NOTHING)
     status = jnp.where(chain.length <= size, status, Status.BAD_LENGTH)
@@ -94,10 +94,10 @@ def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadB
     members = masked(jnp.arange(size) < number, nodes)
     state, target = take_pages(state, Tier.DEVICE, rank, number, size, Account.IN_FLIGHT)
     state = own_pages(state, Tier.DEVICE, rank, target, members)
-    state = put(state, "pages", (Tier.INCOMING, 0, members), target)
+    state = put(state, "nodes", (Column.INCOMING_PAGE, members), target)
     state, handle = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
-    state, source = look(state, lambda state: state.pages[Tier.HOST, 0, members])
-    state, pages = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    state, source = look(state, lambda state: state.nodes[Column.HOST_PAGE, members])
+    state, pages = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     index = jnp.arange(size, dtype=jnp.int32)
     total = jnp.sum(nodes != NONE, dtype=jnp.int32)
     shallowest_first = jnp.where(index < total, pages[jnp.maximum(total - 1 - index, 0)], NONE)
@@ -124,19 +124,19 @@ def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[F
     number = jnp.where(members.good, members.count, 0)
     state, nodes = look(state, lambda state: climb(state, members.node, number, size))
     state, rank = look(state, rank_of, masked(members.good, members.node))
-    state, parents = look(state, lambda state: masked(nodes != NONE, state.parent[nodes]))
+    state, parents = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.PARENT, nodes]))
     anchor = parents[jnp.maximum(number - 1, 0)]
 
     def on_device(state: CacheState) -> jax.Array:
-        return (anchor >= state.layout.nodes) | (state.pages[Tier.DEVICE, 0, anchor] >= 0)
+        return (anchor >= state.layout.nodes) | (state.nodes[Column.DEVICE_PAGE, anchor] >= 0)
 
     state, anchored = look(state, on_device)
     arrived = leading_run(ok, number) & anchored
-    state, target = look(state, lambda state: masked(nodes != NONE, state.pages[Tier.INCOMING, 0, nodes]))
+    state, target = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     state = count(state, CLOCK=members.good)
     state = set_pages(state, rank, nodes, device=masked(arrived, target), incoming=NONE)
     state = give_pages(state, Tier.DEVICE, rank, masked(~arrived, target))
-    state = add(state, "tree", (Tree.DEVICE_CHILDREN, masked(arrived, parents)), 1)
+    state = add(state, "nodes", (Column.DEVICE_CHILDREN, masked(arrived, parents)), 1)
     deepest = jnp.min(jnp.where(arrived, jnp.arange(size), size))
     tip = masked(deepest < size, nodes[jnp.minimum(deepest, size - 1)])
     state = arrive(state, Tier.DEVICE, tip, rank)

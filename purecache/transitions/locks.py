@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Receipt, Scalar, Tier, Tree
+from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Account, Column, Ledger, Scalar, Tier
 from purecache.transitions.columns import add, count, look, masked, put, when
 from purecache.transitions.nodes import prune
 from purecache.transitions.orders import touch
-from purecache.transitions.standing import Standing, standing_of, tally, transfer_accounts
+from purecache.transitions.standing import evictable, move_between, standing_of
 from purecache.transitions.vocabulary import Locked, Status, Step, Unlocked
 
 HOLD_CHUNK = 128
@@ -34,58 +34,59 @@ def is_live(state: CacheState, node: jax.Array) -> jax.Array:
     layout = state.layout
     in_range = (node >= 0) & (node < layout.nodes + layout.ranks)
     safe = jnp.where(in_range, node, 0)
-    return in_range & ((safe >= layout.nodes) | (state.parent[safe] != NONE))
+    return in_range & ((safe >= layout.nodes) | (state.nodes[Column.PARENT, safe] != NONE))
 
 
 def hold(state: CacheState, tier: Tier, node: jax.Array, amount: int) -> tuple[CacheState, jax.Array]:
     """Add `amount` (1 or -1) references to `node`, and to its ancestors as far as that locks or unlocks a node.
 
-    Returns the new state and the change of the accounts of its rank, [accounts, tiers]. NONE holds nothing.
+    Returns the new state and how many pages of each tier [tiers] that protects or sets free. NONE holds nothing.
     """
     turning = 0 if amount > 0 else 1
+    name = "device_locks" if tier == Tier.DEVICE else "host_locks"
 
-    def gather(state: CacheState, node: jax.Array) -> tuple[jax.Array, jax.Array, Standing]:
-        """The next nodes to change, deepest first, the node to go on with, and the standing of these nodes."""
+    def gather(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
+        """The next nodes to change, deepest first, the node to go on with, and the pages that change hands."""
 
         def step(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             node, filled, nodes = carry
-            turned = state.locks[tier, node] == turning
-            return masked(turned, state.parent[node]), filled + 1, nodes.at[filled].set(node)
+            turned = state.nodes[LOCKS[tier], node] == turning
+            return masked(turned, state.nodes[Column.PARENT, node]), filled + 1, nodes.at[filled].set(node)
 
         start = (node, jnp.int32(0), jnp.full(HOLD_CHUNK, NONE, jnp.int32))
         node, _, nodes = lax.while_loop(lambda carry: (carry[0] != NONE) & (carry[1] < HOLD_CHUNK), step, start)
-        return nodes, node, standing_of(state, nodes)
+        standing = standing_of(state, nodes)
+        turned = (nodes != NONE) & (getattr(standing, name) == turning)
+        loose = evictable(standing._replace(**{name: 0})) & turned
+        return nodes, node, jnp.sum(loose, axis=1, dtype=jnp.int32)
 
     def change_chunk(carry: tuple[CacheState, jax.Array, jax.Array]) -> tuple[CacheState, jax.Array, jax.Array]:
-        state, node, change = carry
-        state, (nodes, node, before) = look(state, gather, node)
-        name = "device_locks" if tier == Tier.DEVICE else "host_locks"
-        after = before._replace(**{name: getattr(before, name) + amount})
-        valid = nodes != NONE
-        return add(state, "locks", (tier, nodes), amount), node, change + tally(after, valid) - tally(before, valid)
+        state, node, moved = carry
+        state, (nodes, node, more) = look(state, gather, node)
+        return add(state, "nodes", (LOCKS[tier], nodes), amount), node, moved + more
 
-    start = (state, node, jnp.zeros(state.accounts.shape[:2], jnp.int32))
-    state, _, change = lax.while_loop(lambda carry: carry[1] != NONE, change_chunk, start)
-    return state, change
+    start = (state, node, jnp.zeros(len(TIERS), jnp.int32))
+    state, _, moved = lax.while_loop(lambda carry: carry[1] != NONE, change_chunk, start)
+    return state, moved
 
 
 def rank_of(state: CacheState, node: jax.Array) -> jax.Array:
     """[] rank of a live node or root; 0 for NONE. Read it through `look`."""
-    return jnp.where(node >= 0, state.tree[Tree.RANK, node], 0)
+    return jnp.where(node >= 0, state.nodes[Column.RANK, node], 0)
 
 
 def lock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
     """Protect `node` and everything above it in `tier`. NONE locks nothing."""
     state, rank = look(state, rank_of, node)
-    state, change = hold(state, tier, node, 1)
-    return transfer_accounts(state, rank, change)
+    state, moved = hold(state, tier, node, 1)
+    return move_between(state, rank, moved, Account.EVICTABLE, Account.PROTECTED)
 
 
 def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
     """Undo one `lock_path`; a node that is free again comes back into the order as touched, or goes if it is empty."""
     state, rank = look(state, rank_of, node)
-    state, change = hold(state, tier, node, -1)
-    state = transfer_accounts(state, rank, change)
+    state, moved = hold(state, tier, node, -1)
+    state = move_between(state, rank, moved, Account.PROTECTED, Account.EVICTABLE)
     state, (device, host, pending, inner, locked) = look(state, _presence, node)
     freed = (node >= 0) & ~locked
     state = touch(state, Tier.DEVICE, masked(freed & device, node), rank)
@@ -95,9 +96,9 @@ def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
 
 
 def _presence(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
-    device, host, incoming = (state.pages[tier, 0, node] >= 0 for tier in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
-    inner = state.tree[Tree.FIRST_CHILD, node] != NONE
-    locked = (state.locks[Tier.DEVICE, node] > 0) | (state.locks[Tier.HOST, node] > 0)
+    device, host, incoming = (state.nodes[row, node] >= 0 for row in PAGES)
+    inner = state.nodes[Column.FIRST_CHILD, node] != NONE
+    locked = (state.nodes[Column.DEVICE_LOCKS, node] > 0) | (state.nodes[Column.HOST_LOCKS, node] > 0)
     return device, host, incoming, inner, locked
 
 
@@ -105,20 +106,20 @@ def issue(state: CacheState, node: jax.Array) -> tuple[CacheState, ReceiptHandle
     """Write a receipt for `node` (NONE: none). There must be a vacant one."""
 
     def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
-        number = state.receipts[Receipt.VACANT, state.scalars[Scalar.VACANT_RECEIPTS] - 1]
-        return number, state.receipts[Receipt.GENERATION, number]
+        number = state.ledger[Ledger.RECEIPT_VACANT, state.books[Scalar.VACANT_RECEIPTS] - 1]
+        return number, state.ledger[Ledger.RECEIPT_GENERATION, number]
 
     state, (number, generation) = look(state, plan)
     number = masked(node >= 0, number)
-    state = put(state, "receipts", (Receipt.NODE, number), node)
+    state = put(state, "ledger", (Ledger.RECEIPT_NODE, number), node)
     return count(state, VACANT_RECEIPTS=-(number >= 0).astype(jnp.int32)), ReceiptHandle(number, generation)
 
 
 def is_good(state: CacheState, handle: ReceiptHandle) -> jax.Array:
     """[] bool: whether a receipt stands for a lock that was not undone. Read it through `look`."""
     in_range = (handle.receipt >= 0) & (handle.receipt < state.layout.max_receipts)
-    row = state.receipts[:, jnp.where(in_range, handle.receipt, 0)]
-    return in_range & (row[Receipt.NODE] != NONE) & (row[Receipt.GENERATION] == handle.generation)
+    row = state.ledger[:, jnp.where(in_range, handle.receipt, 0)]
+    return in_range & (row[Ledger.RECEIPT_NODE] != NONE) & (row[Ledger.RECEIPT_GENERATION] == handle.generation)
 
 
 def redeem(state: CacheState, handle: ReceiptHandle, wanted: jax.Array | bool) -> tuple[CacheState, jax.Array]:
@@ -126,20 +127,20 @@ def redeem(state: CacheState, handle: ReceiptHandle, wanted: jax.Array | bool) -
 
     def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
         taken = is_good(state, handle) & wanted
-        return taken, state.receipts[Receipt.NODE, jnp.where(taken, handle.receipt, 0)]
+        return taken, state.ledger[Ledger.RECEIPT_NODE, jnp.where(taken, handle.receipt, 0)]
 
     state, (taken, node) = look(state, plan)
-    number, top = masked(taken, handle.receipt), state.scalars[Scalar.VACANT_RECEIPTS]
-    state = put(state, "receipts", (Receipt.NODE, number), NONE)
-    state = put(state, "receipts", (Receipt.GENERATION, number), handle.generation + 1)
-    state = put(state, "receipts", (Receipt.VACANT, masked(taken, top)), number)
+    number, top = masked(taken, handle.receipt), state.books[Scalar.VACANT_RECEIPTS]
+    state = put(state, "ledger", (Ledger.RECEIPT_NODE, number), NONE)
+    state = put(state, "ledger", (Ledger.RECEIPT_GENERATION, number), handle.generation + 1)
+    state = put(state, "ledger", (Ledger.RECEIPT_VACANT, masked(taken, top)), number)
     return count(state, VACANT_RECEIPTS=taken.astype(jnp.int32)), masked(taken, node)
 
 
 def lock(state: CacheState, node: jax.Array) -> Step[Locked]:
     """Protect `node` and its ancestors from eviction until the receipt is given to `unlock`. The root may be locked."""
     state, live = look(state, is_live, node)
-    vacant = state.scalars[Scalar.VACANT_RECEIPTS] > 0
+    vacant = state.books[Scalar.VACANT_RECEIPTS] > 0
     target = masked(live & vacant, node)
     state = count(state, CLOCK=live)
     state = lock_path(state, Tier.DEVICE, target)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Tier
+from purecache.state.layout import NONE, Column, Tier
 from purecache.transitions.columns import count, look, masked
 from purecache.transitions.orders import touch
 from purecache.transitions.vocabulary import Matched, Step
@@ -19,8 +19,8 @@ def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
     nodes, index = path.nodes[:size], jnp.arange(size, dtype=jnp.int32)
     known = index < path.length
     safe = jnp.where(known, nodes, 0)
-    device = jnp.where(known, state.column(Tier.DEVICE)[safe], NONE)
-    host = jnp.where(known, state.column(Tier.HOST)[safe], NONE)
+    device = jnp.where(known, state.nodes[Column.DEVICE_PAGE, safe], NONE)
+    host = jnp.where(known, state.nodes[Column.HOST_PAGE, safe], NONE)
     device_length = jnp.min(jnp.where(device < 0, index, size))
     length = jnp.min(jnp.where((device < 0) & (host < 0), index, size))
     root = root_of(state, prompt.rank)

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, TIERS, Scalar, Tier, Tree
+from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.orders import drop_entry
 from purecache.transitions.pages import give_pages
 from purecache.transitions.standing import set_pages
-from purecache.transitions.walk import bucket_of, page_at
+from purecache.transitions.walk import bucket_of, namespace_of, page_at
 
 
 def add_to_hash(state: CacheState, node: jax.Array, bucket: jax.Array) -> CacheState:
@@ -25,8 +25,8 @@ def drop_from_hash(state: CacheState, node: jax.Array) -> CacheState:
     layout = state.layout
 
     def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
-        parent, tokens = state.parent[node], page_at(state, state.tokens, node)
-        link = bucket_of(state, parent, tokens, state.namespaces[:, node])
+        parent, tokens = state.nodes[Column.PARENT, node], page_at(state, state.tokens, node)
+        link = bucket_of(state, parent, tokens, namespace_of(state, node))
         link = lax.while_loop(
             lambda link: state.links[link] != node, lambda link: layout.buckets + state.links[link], link
         )
@@ -40,26 +40,26 @@ def remove(state: CacheState, node: jax.Array) -> CacheState:
     """Take a childless node that owns no page out of the tree."""
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
-        tree = state.tree
-        return tuple(tree[row, node] for row in (Tree.PARENT, Tree.NEXT_SIBLING, Tree.PREVIOUS_SIBLING))
+        rows = (Column.PARENT, Column.NEXT_SIBLING, Column.PREVIOUS_SIBLING)
+        return tuple(state.nodes[row, node] for row in rows)
 
     state, (parent, after, before) = look(state, plan)
     state = when(node != parent + 1, lambda state: drop_from_hash(state, node), state)
     for tier in TIERS:
         state = drop_entry(state, tier, node)
-    state = put(state, "tree", (Tree.FIRST_CHILD, masked(before == NONE, parent)), after)
-    state = put(state, "tree", (Tree.NEXT_SIBLING, before), after)
-    state = put(state, "tree", (Tree.PREVIOUS_SIBLING, after), before)
-    state = put(state, "tree", (Tree.PARENT, node), NONE)
-    return count(put(state, "free_nodes", state.scalars[Scalar.FREE_NODES], node), FREE_NODES=1)
+    state = put(state, "nodes", (Column.FIRST_CHILD, masked(before == NONE, parent)), after)
+    state = put(state, "nodes", (Column.NEXT_SIBLING, before), after)
+    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, after), before)
+    state = put(state, "nodes", (Column.PARENT, node), NONE)
+    return count(put(state, "nodes", (Column.FREE_NODES, state.books[Scalar.FREE_NODES]), node), FREE_NODES=1)
 
 
 def is_empty(state: CacheState, node: jax.Array) -> jax.Array:
     """[] bool: a node without page, child, lock or operation, which may go. Read it through `look`."""
     layout = state.layout
-    bare = jnp.all(state.pages[:, :, node] < 0) & (state.tree[Tree.FIRST_CHILD, node] == NONE)
-    in_tree = (node >= 0) & (node < layout.nodes) & (state.parent[node] != NONE)
-    return bare & jnp.all(state.locks[:, node] == 0) & in_tree
+    bare = jnp.all(state.nodes[PAGES, node] < 0) & (state.nodes[Column.FIRST_CHILD, node] == NONE)
+    in_tree = (node >= 0) & (node < layout.nodes) & (state.nodes[Column.PARENT, node] != NONE)
+    return bare & jnp.all(state.nodes[LOCKS, node] == 0) & in_tree
 
 
 def prune(state: CacheState, node: jax.Array) -> CacheState:
@@ -67,7 +67,7 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
 
     def up(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
         state, node = carry
-        state, parent = look(state, lambda state: state.parent[node])
+        state, parent = look(state, lambda state: state.nodes[Column.PARENT, node])
         return remove(state, node), parent
 
     def more(carry: tuple[CacheState, jax.Array]) -> jax.Array:
@@ -78,7 +78,7 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
 
 def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> CacheState:
     """Free the host page of `node`, and drop its entry: a node without it may go at any time."""
-    state, page = look(state, lambda state: state.pages[Tier.HOST, 0, node])
+    state, page = look(state, lambda state: state.nodes[Column.HOST_PAGE, node])
     state = drop_entry(set_pages(state, rank, node, host=NONE), Tier.HOST, node)
     return give_pages(state, Tier.HOST, rank, page)
 
@@ -91,13 +91,15 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
     """
 
     def leftmost(state: CacheState, node: jax.Array) -> jax.Array:
-        child = Tree.FIRST_CHILD
-        return lax.while_loop(lambda node: state.tree[child, node] != NONE, lambda node: state.tree[child, node], node)
+        def child(node: jax.Array) -> jax.Array:
+            return state.nodes[Column.FIRST_CHILD, node]
+
+        return lax.while_loop(lambda node: child(node) != NONE, child, node)
 
     def following(state: CacheState, node: jax.Array) -> jax.Array:
         """The node after `node` when children come before their parents."""
-        sibling = state.tree[Tree.NEXT_SIBLING, node]
-        return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.parent[node])
+        sibling = state.nodes[Column.NEXT_SIBLING, node]
+        return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.nodes[Column.PARENT, node])
 
     def visit(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
         state, node = carry
@@ -107,7 +109,7 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
         return when(empty, lambda state: remove(state, node), state), after
 
     def held_on_host(state: CacheState, node: jax.Array) -> jax.Array:
-        return (state.pages[Tier.HOST, 0, node] >= 0) & (state.locks[Tier.HOST, node] == 0)
+        return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.HOST_LOCKS, node] == 0)
 
     state, start = look(state, leftmost, top)
     return lax.while_loop(lambda carry: carry[1] != top, visit, (state, start))[0]

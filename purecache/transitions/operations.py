@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Operation, Scalar
+from purecache.state.layout import NONE, Ledger, Scalar, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put
-from purecache.transitions.vocabulary import TransferKind
 
 
 class Handle(NamedTuple):
@@ -37,23 +36,23 @@ def open_operation(
     state: CacheState, kind: TransferKind, node: jax.Array, members: jax.Array
 ) -> tuple[CacheState, Handle]:
     """Begin an operation on `node` and its `members - 1` next ancestors. NONE begins none. One must be vacant."""
-    top = state.scalars[Scalar.VACANT_OPERATIONS]
+    top = state.books[Scalar.VACANT_OPERATIONS]
 
     def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
-        number = state.operations[Operation.VACANT, top - 1]
-        return number, state.operations[Operation.GENERATION, number]
+        number = state.ledger[Ledger.OPERATION_VACANT, top - 1]
+        return number, state.ledger[Ledger.OPERATION_GENERATION, number]
 
     state, (number, generation) = look(state, plan)
     number = masked(node >= 0, number)
-    state = put(state, "operations", (Operation.KIND, number), kind)
-    state = put(state, "operations", (Operation.NODE, number), node)
-    state = put(state, "operations", (Operation.COUNT, number), members)
+    state = put(state, "ledger", (Ledger.OPERATION_KIND, number), kind)
+    state = put(state, "ledger", (Ledger.OPERATION_NODE, number), node)
+    state = put(state, "ledger", (Ledger.OPERATION_COUNT, number), members)
     return count(state, VACANT_OPERATIONS=-(node >= 0).astype(jnp.int32)), Handle(number, generation)
 
 
 def extend_operation(state: CacheState, handle: Handle, condition: jax.Array) -> CacheState:
     """Let an operation that was opened in this transition cover one more ancestor."""
-    return add(state, "operations", (Operation.COUNT, masked(condition, handle.operation)), 1)
+    return add(state, "ledger", (Ledger.OPERATION_COUNT, masked(condition, handle.operation)), 1)
 
 
 def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size: int) -> tuple[CacheState, Members]:
@@ -64,14 +63,15 @@ def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size:
 
     def plan(state: CacheState) -> Members:
         in_range = (handle.operation >= 0) & (handle.operation < state.layout.max_operations)
-        row = state.operations[:, jnp.where(in_range, handle.operation, 0)]
-        good = (row[Operation.GENERATION] == handle.generation) & (row[Operation.KIND] == kind)
-        return Members(in_range & good & (row[Operation.COUNT] <= size), row[Operation.NODE], row[Operation.COUNT])
+        row = state.ledger[:, jnp.where(in_range, handle.operation, 0)]
+        good = (row[Ledger.OPERATION_GENERATION] == handle.generation) & (row[Ledger.OPERATION_KIND] == kind)
+        node, members = row[Ledger.OPERATION_NODE], row[Ledger.OPERATION_COUNT]
+        return Members(in_range & good & (members <= size), node, members)
 
     state, members = look(state, plan)
-    number, top = masked(members.good, handle.operation), state.scalars[Scalar.VACANT_OPERATIONS]
-    state = put(state, "operations", (Operation.KIND, number), NONE)
-    state = put(state, "operations", (Operation.GENERATION, number), handle.generation + 1)
-    state = put(state, "operations", (Operation.VACANT, masked(members.good, top)), number)
+    number, top = masked(members.good, handle.operation), state.books[Scalar.VACANT_OPERATIONS]
+    state = put(state, "ledger", (Ledger.OPERATION_KIND, number), NONE)
+    state = put(state, "ledger", (Ledger.OPERATION_GENERATION, number), handle.generation + 1)
+    state = put(state, "ledger", (Ledger.OPERATION_VACANT, masked(members.good, top)), number)
     closed = members.good.astype(jnp.int32)
     return count(state, VACANT_OPERATIONS=closed, STALE_COMPLETIONS=1 - closed), members

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
 from purecache.state.config import Policy
-from purecache.state.layout import NONE, Scalar, Score, Tier
+from purecache.state.layout import NONE, Column, Scalar, Tier
 from purecache.transitions.columns import look, masked, put
 
 OLDER, NEWER = 0, 1
@@ -34,22 +34,21 @@ MOVES, NEWEST_FIRST, KEEPS_LOCKED, KEEPS_INNER, ALWAYS_NEXT = range(5)
 def rule(state: CacheState, column: int) -> jax.Array:
     """[] bool: one column of the policy table, for the policy of this state (which is data, not a shape)."""
     table = jnp.array([POLICY_TABLE[policy][column] for policy in sorted(POLICY_TABLE)])
-    return table[state.scalars[Scalar.POLICY]]
+    return table[state.books[Scalar.POLICY]]
 
 
 def level(state: CacheState, hits: jax.Array, priority: jax.Array) -> jax.Array:
     """[] which list of the order a node belongs to: lists are emptied from level 0 upwards."""
     top = state.layout.levels - 1
     by_hits, by_priority = jnp.clip(hits - 1, 0, top), jnp.clip(priority, 0, top)
-    policy = state.scalars[Scalar.POLICY]
+    policy = state.books[Scalar.POLICY]
     flat = jnp.where(policy == Policy.SLRU, jnp.minimum(by_hits, 1), 0)
     return jnp.where(policy == Policy.LFU, by_hits, jnp.where(policy == Policy.PRIORITY, by_priority, flat))
 
 
 def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
     """[] index of the sentinel of the list that a node belongs to."""
-    scores = state.scores
-    chosen = level(state, scores[Score.HITS, node], scores[Score.PRIORITY, node])
+    chosen = level(state, state.nodes[Column.HITS, node], state.nodes[Column.PRIORITY, node])
     return state.layout.rows + rank * state.layout.levels + chosen
 
 
@@ -95,7 +94,7 @@ def listed(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
 def arrive(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
     """List `node`, whose page is new in `tier`, as the newest."""
     state = place(state, tier, node, rank, True)
-    return put(state, "scores", (Score.TOUCHED, node), state.scalars[Scalar.CLOCK])
+    return put(state, "nodes", (Column.TOUCHED, node), state.books[Scalar.CLOCK])
 
 
 def touch(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:

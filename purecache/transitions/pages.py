@@ -4,17 +4,17 @@ import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import FREE, NONE, Account, Tier
-from purecache.transitions.columns import look, masked, put
+from purecache.state.layout import FREE, NONE, Account, Shelf, Tier
+from purecache.transitions.columns import book, look, masked, put
 
 
 def free_count(state: CacheState, tier: Tier, rank: jax.Array, pool: int = 0) -> jax.Array:
     """[] free pages of a tier and rank."""
-    return state.accounts[Account.FREE, tier, pool, rank]
+    return state.account(Account.FREE, tier, rank, pool)
 
 
 def owner_index(state: CacheState, tier: Tier, rank: jax.Array, page: jax.Array, pool: int = 0) -> jax.Array:
-    """Index in `owners` of a page of a tier and rank; NONE stays NONE."""
+    """Index in the rows of `shelves` of a page of a tier and rank; NONE stays NONE."""
     layout = state.layout
     return jnp.where(page >= 0, layout.shelf(tier, pool) + rank * layout.capacity(tier) + page, NONE)
 
@@ -28,9 +28,8 @@ def take_pages(
     """
     index = jnp.arange(size, dtype=jnp.int32)
     slot = owner_index(state, tier, rank, free_count(state, tier, rank) - 1 - index)
-    state, pages = look(state, lambda state: state.free_pages[slot])
-    accounts = state.accounts.at[Account.FREE, tier, 0, rank].add(-number)
-    state = state.replace(accounts=accounts.at[account, tier, 0, rank].add(number))
+    state, pages = look(state, lambda state: state.shelves[Shelf.FREE_PAGES, slot])
+    state = book(book(state, Account.FREE, tier, rank, -number), account, tier, rank, number)
     return state, masked(index < number, pages)
 
 
@@ -44,11 +43,11 @@ def give_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array)
     number = jnp.sum(given, dtype=jnp.int32)
     slot = owner_index(state, tier, rank, free_count(state, tier, rank) + behind.astype(jnp.int32))
     owner = owner_index(state, tier, rank, pages)
-    state = put(state, "free_pages", masked(given, slot), pages)
-    state = put(state, "owners", owner, FREE)
-    return state.replace(accounts=state.accounts.at[Account.FREE, tier, 0, rank].add(number))
+    state = put(state, "shelves", (Shelf.FREE_PAGES, masked(given, slot)), pages)
+    state = put(state, "shelves", (Shelf.OWNERS, owner), FREE)
+    return book(state, Account.FREE, tier, rank, number)
 
 
 def own_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array, owners: jax.Array) -> CacheState:
     """Write who owns each page that is not NONE: a node, FREE or LENT."""
-    return put(state, "owners", owner_index(state, tier, rank, pages), owners)
+    return put(state, "shelves", (Shelf.OWNERS, owner_index(state, tier, rank, pages)), owners)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import Scalar, Tier
-from purecache.transitions.columns import count, look, masked
+from purecache.state.layout import Ledger, Scalar, Tier
+from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import all_lent_once, give_back
 from purecache.transitions.locks import ReceiptHandle, is_good, issue, lock_path, redeem, unlock_path
@@ -18,7 +18,7 @@ from purecache.transitions.walk import Prompt
 def admit(state: CacheState, prompt: Prompt) -> Step[Admitted]:
     """Match `prompt` and lock the device part of what it found, so that it stays until `finish` or `abort`."""
     state, _, matched = match(state, prompt)
-    vacant = state.scalars[Scalar.VACANT_RECEIPTS] > 0
+    vacant = state.books[Scalar.VACANT_RECEIPTS] > 0
     target = masked(vacant, matched.device_node)
     state, handle = issue(lock_path(state, Tier.DEVICE, target), target)
     status = jnp.where(vacant, Status.OK, Status.TABLE_FULL)
@@ -67,3 +67,21 @@ def abort(state: CacheState, rank: jax.Array, pages: jax.Array, receipt: Receipt
     state = unlock_path(state, Tier.DEVICE, node)
     status = jnp.where(good_rank, jnp.where(lent, Status.OK, Status.BAD_PAGE), Status.BAD_RANK)
     return Step(state, (), Released(jnp.where(known, status, Status.BAD_RECEIPT)))
+
+
+def checkpoint(state: CacheState, prompt: Prompt, offer: Offer, receipt: ReceiptHandle) -> Step[Inserted]:
+    """Insert what a running request has computed, free its duplicates, and let its receipt lock all of that.
+
+    The receipt stays good. Pages beyond `length` of the reply stay lent. If a page is not lent to the request, or the
+    receipt is not good, nothing is changed.
+    """
+    state, known = look(state, is_good, receipt)
+    blocked = prompt._replace(pages=jnp.where(known, prompt.pages, 0))
+    state, _, reply = insert(state, blocked, offer)
+    ok = known & (reply.status == Status.OK)
+    state = lax.cond(ok, lambda state: give_back(state, prompt.rank, reply.duplicates), lambda state: state, state)
+    state, old = look(state, lambda state: state.ledger[Ledger.RECEIPT_NODE, jnp.where(ok, receipt.receipt, 0)])
+    state = lock_path(state, Tier.DEVICE, masked(ok, reply.node))
+    state = unlock_path(state, Tier.DEVICE, masked(ok, old))
+    state = put(state, "ledger", (Ledger.RECEIPT_NODE, masked(ok, receipt.receipt)), reply.node)
+    return Step(state, (), reply._replace(status=jnp.where(known, reply.status, Status.BAD_RECEIPT)))

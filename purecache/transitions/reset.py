@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState, empty_arrays
-from purecache.state.layout import FREE, LENT, TIERS, Account, Operation, Receipt, Scalar
+from purecache.state.layout import FREE, LENT, TIERS, Account, Ledger, Scalar, Shelf
 from purecache.transitions.vocabulary import ResetDone, Step
 
 
@@ -12,38 +12,24 @@ def reset(state: CacheState) -> Step[ResetDone]:
 
     The one transition whose work is proportional to the capacity.
     """
-    layout, arrays = state.layout, empty_arrays(state.layout)
-    lent = state.owners == LENT
-    stacks, free = [], []
+    layout = state.layout
+    arrays = {name: jnp.asarray(array) for name, array in empty_arrays(layout).items()}
+    lent = state.shelves[Shelf.OWNERS] == LENT
+    fresh = arrays["books"]
+    books = state.books.at[Scalar.CLOCK].add(1).at[layout.account(0, 0, 0) : layout.hash_keys].set(0)
+    books = jnp.where(jnp.arange(layout.books) < Scalar.POLICY, fresh.at[Scalar.CLOCK].set(books[Scalar.CLOCK]), books)
+    stacks = []
     for tier in TIERS:
-        start, size = layout.shelf(tier), layout.capacity(tier)
-        shelf = lent[start : start + layout.pools * layout.ranks * size].reshape(-1, size)
-        descending = jnp.arange(size, dtype=jnp.int32)[::-1]
-        # Pages that are free come first, highest first, as in a new cache; the rest of a stack is never read.
-        order = jnp.argsort(shelf[:, ::-1], axis=1, stable=True)
-        stacks.append(descending[order].reshape(-1))
-        free.append(jnp.sum(~shelf, axis=1, dtype=jnp.int32).reshape(layout.pools, layout.ranks))
-    accounts = jnp.zeros_like(state.accounts).at[Account.FREE].set(jnp.stack(free))
-    capacity = jnp.array([layout.capacity(tier) for tier in TIERS])[:, None, None]
-    accounts = accounts.at[Account.LENT].set(capacity - jnp.stack(free))
-    scalars = state.scalars.at[Scalar.CLOCK].add(1).at[Scalar.FREE_NODES].set(layout.nodes)
-    scalars = scalars.at[Scalar.VACANT_RECEIPTS].set(layout.max_receipts)
-    scalars = scalars.at[Scalar.VACANT_OPERATIONS].set(layout.max_operations)
-    receipts = jnp.asarray(arrays["receipts"]).at[Receipt.GENERATION].set(state.receipts[Receipt.GENERATION] + 1)
-    operations = jnp.asarray(arrays["operations"])
-    operations = operations.at[Operation.GENERATION].set(state.operations[Operation.GENERATION] + 1)
-    state = CacheState(
-        **{name: jnp.asarray(array) for name, array in arrays.items()}
-        | {
-            "hash_keys": state.hash_keys,
-            "free_pages": jnp.concatenate(stacks),
-            "owners": jnp.where(lent, LENT, FREE),
-            "accounts": accounts,
-            "receipts": receipts,
-            "operations": operations,
-            "scalars": scalars,
-            "token": state.token,
-        },
-        layout=layout,
-    )
-    return Step(state, (), ResetDone(jnp.sum(lent, dtype=jnp.int32)))
+        size, ranks = layout.capacity(tier), layout.pools * layout.ranks
+        shelf = lent[layout.shelf(tier) : layout.shelf(tier) + ranks * size].reshape(ranks, size)
+        # The free pages of a stack come first, highest first as in a new cache; what lies behind them is never read.
+        stacks.append((size - 1 - jnp.argsort(shelf[:, ::-1], axis=1, stable=True)).reshape(-1))
+        held = jnp.sum(shelf, axis=1, dtype=jnp.int32)
+        free, out = (layout.account(account, tier, jnp.arange(ranks)) for account in (Account.FREE, Account.LENT))
+        books = books.at[free].set(size - held).at[out].set(held)
+    ledger = arrays["ledger"]
+    for row in (Ledger.OPERATION_GENERATION, Ledger.RECEIPT_GENERATION):
+        ledger = ledger.at[row].set(state.ledger[row] + 1)
+    shelves = jnp.stack([jnp.concatenate(stacks).astype(jnp.int32), jnp.where(lent, LENT, FREE)])
+    arrays |= {"shelves": shelves, "books": books, "ledger": ledger, "token": state.token}
+    return Step(CacheState(**arrays, layout=layout), (), ResetDone(jnp.sum(lent, dtype=jnp.int32)))

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, TIERS, Account, Tier
-from purecache.transitions.columns import look, put
+from purecache.state.layout import NONE, PAGES, TIERS, Account, Column, Tier
+from purecache.transitions.columns import book, look, put
 
 HELD = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
 """The accounts of pages that nodes hold; FREE and LENT are kept by the free-lists."""
@@ -43,24 +43,31 @@ class Standing(NamedTuple):
 
 def standing_of(state: CacheState, nodes: Any, pool: int = 0) -> Standing:
     """The pages and locks of `nodes`. Read it through `look`."""
-    pages = (state.pages[tier, pool, nodes] for tier in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
-    return Standing(*pages, state.locks[Tier.DEVICE, nodes], state.locks[Tier.HOST, nodes])
+    pages = (state.nodes[row + len(PAGES) * pool, nodes] for row in PAGES)
+    return Standing(*pages, state.nodes[Column.DEVICE_LOCKS, nodes], state.nodes[Column.HOST_LOCKS, nodes])
 
 
-def tally(standing: Standing, valid: Any) -> jax.Array:
-    """[accounts, tiers] how many of the valid nodes are in each account."""
+def tally(standing: Standing, valid: Any) -> list[list[jax.Array]]:
+    """How many of the valid nodes are in each of the accounts of `HELD`, by tier."""
     both = (
         device_account(standing.device, standing.host, standing.incoming, standing.device_locks),
         host_account(*standing),
     )
-    rows = [[jnp.sum((both[tier] == account) & valid, dtype=jnp.int32) for tier in TIERS] for account in HELD]
-    zero = [jnp.int32(0)] * len(TIERS)
-    return jnp.array([zero, *rows, zero])
+    return [[jnp.sum((both[tier] == account) & valid, dtype=jnp.int32) for tier in TIERS] for account in HELD]
 
 
-def transfer_accounts(state: CacheState, rank: jax.Array, change: jax.Array, pool: int = 0) -> CacheState:
-    """Add `change` [accounts, tiers] to the accounts of a rank."""
-    return state.replace(accounts=state.accounts.at[:, :, pool, rank].add(change))
+def evictable(standing: Standing) -> jax.Array:
+    """[tiers, ...] bool: whether the pages of nodes may be evicted from each tier, elementwise."""
+    device = device_account(standing.device, standing.host, standing.incoming, standing.device_locks)
+    return jnp.stack([device == Account.EVICTABLE, host_account(*standing) == Account.EVICTABLE])
+
+
+def move_between(state: CacheState, rank: jax.Array, pages: jax.Array, source: Account, target: Account) -> CacheState:
+    """Book `pages` [tiers] of a rank from one account to another."""
+    for tier in TIERS:
+        state = book(state, source, tier, rank, -pages[tier])
+        state = book(state, target, tier, rank, pages[tier])
+    return state
 
 
 def set_pages(state: CacheState, rank: jax.Array, nodes: jax.Array, **pages: Any) -> CacheState:
@@ -68,6 +75,9 @@ def set_pages(state: CacheState, rank: jax.Array, nodes: jax.Array, **pages: Any
     state, before = look(state, standing_of, nodes)
     after = before._replace(**{name: jnp.broadcast_to(page, jnp.shape(nodes)) for name, page in pages.items()})
     for name in pages:
-        state = put(state, "pages", (Tier[name.upper()], 0, nodes), getattr(after, name))
+        state = put(state, "nodes", (PAGES[Tier[name.upper()]], nodes), getattr(after, name))
     valid = nodes != NONE
-    return transfer_accounts(state, rank, tally(after, valid) - tally(before, valid))
+    for account, old, new in zip(HELD, tally(before, valid), tally(after, valid), strict=True):
+        for tier in TIERS:
+            state = book(state, account, tier, rank, new[tier] - old[tier])
+    return state

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Tier, Tree
+from purecache.state.layout import NONE, PAGES, Column, Tier
 from purecache.transitions.columns import look, masked
 from purecache.transitions.orders import (
     ALWAYS_NEXT,
@@ -46,19 +46,19 @@ def first_cursor(state: CacheState, tier: Tier, rank: jax.Array) -> Cursor:
 
 def _is_leaf(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
     if tier == Tier.DEVICE:
-        return state.tree[Tree.DEVICE_CHILDREN, node] == 0
-    return state.tree[Tree.FIRST_CHILD, node] == NONE
+        return state.nodes[Column.DEVICE_CHILDREN, node] == 0
+    return state.nodes[Column.FIRST_CHILD, node] == NONE
 
 
 def _is_resident(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
     """Whether eviction from `tier` concerns this node: on device, or on host alone."""
-    device, host, incoming = (state.pages[row, 0, node] >= 0 for row in (Tier.DEVICE, Tier.HOST, Tier.INCOMING))
+    device, host, incoming = (state.nodes[row, node] >= 0 for row in PAGES)
     return device if tier == Tier.DEVICE else host & ~device & ~incoming
 
 
 def _is_locked(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
-    locked = state.locks[Tier.DEVICE, node] > 0
-    return locked if tier == Tier.DEVICE else locked | (state.locks[Tier.HOST, node] > 0)
+    locked = state.nodes[Column.DEVICE_LOCKS, node] > 0
+    return locked if tier == Tier.DEVICE else locked | (state.nodes[Column.HOST_LOCKS, node] > 0)
 
 
 def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tuple[CacheState, Cursor]:

@@ -8,15 +8,6 @@ import jax
 from purecache.state.cache_state import CacheState
 
 
-class TransferKind(enum.IntEnum):
-    """Direction of a transfer between device and host memory."""
-
-    BACKUP = 1
-    """Device to host."""
-    LOAD_BACK = 2
-    """Host to device."""
-
-
 class Status(enum.IntEnum):
     """How a transition went. Below zero is a mistake of the caller: the state is unchanged."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Tree
+from purecache.state.layout import NONE, Column
 from purecache.transitions.columns import masked
 
 
@@ -50,7 +50,7 @@ def root_of(state: CacheState, rank: jax.Array) -> jax.Array:
 
 def bucket_of(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace: jax.Array) -> jax.Array:
     """[] hash bucket of a page [page_size] below `parent`: multilinear hashing with secret keys, high bits used."""
-    keys = state.hash_keys.view(jnp.uint32)
+    keys = state.books[state.layout.hash_keys :].view(jnp.uint32)
     size = state.layout.page_size
     below_root = parent >= state.layout.nodes
     words = jnp.where(below_root, namespace, 0).view(jnp.uint32)
@@ -58,6 +58,11 @@ def bucket_of(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace
     total += parent.astype(jnp.uint32) * keys[size] + jnp.sum(words * keys[size + 1 :], dtype=jnp.uint32)
     mixed = (total ^ (total >> 16)) * jnp.uint32(0x9E3779B1)
     return (mixed >> (33 - state.layout.buckets.bit_length())).astype(jnp.int32)
+
+
+def namespace_of(state: CacheState, node: jax.Array) -> jax.Array:
+    """[4] the namespace of a node directly below a root."""
+    return lax.dynamic_slice(state.nodes, (Column.NAMESPACE, node), (4, 1))[:, 0]
 
 
 def page_at(state: CacheState, tokens: jax.Array, index: jax.Array) -> jax.Array:
@@ -70,9 +75,9 @@ def find_child(state: CacheState, parent: jax.Array, tokens: jax.Array, namespac
     """[] the child of `parent` with these tokens, as the hash table knows it, or NONE."""
 
     def differs(node: jax.Array) -> jax.Array:
-        same_page = (state.parent[node] == parent) & jnp.all(page_at(state, state.tokens, node) == tokens)
+        same_page = (state.nodes[Column.PARENT, node] == parent) & jnp.all(page_at(state, state.tokens, node) == tokens)
         below_root = parent >= state.layout.nodes
-        return ~(same_page & (~below_root | jnp.all(state.namespaces[:, node] == namespace)))
+        return ~(same_page & (~below_root | jnp.all(namespace_of(state, node) == namespace)))
 
     first = state.links[bucket_of(state, parent, tokens, namespace)]
     return lax.while_loop(
@@ -94,7 +99,7 @@ def walk(state: CacheState, prompt: Prompt) -> Path:
         there = lax.dynamic_slice(state.tokens, ((node + 1) * layout.page_size,), (width,))
         here = lax.dynamic_slice(tokens, (depth * layout.page_size,), (width,))
         same = jnp.min(jnp.where(there != here, token_index, width)) // layout.page_size
-        parents = lax.dynamic_slice(state.parent, (node + 1,), (block,))
+        parents = lax.dynamic_slice(state.nodes, (Column.PARENT, node + 1), (1, block))[0]
         chained = jnp.min(jnp.where(parents != node + page_index, page_index, block))
         return jnp.minimum(jnp.minimum(same, chained), prompt.pages - depth)
 
@@ -126,7 +131,7 @@ def climb(state: CacheState, node: jax.Array, count: jax.Array, size: int) -> ja
 
     def step(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         node, nodes = carry
-        return state.tree[Tree.PARENT, node], nodes.at[index].set(node)
+        return state.nodes[Column.PARENT, node], nodes.at[index].set(node)
 
     start = (node, jnp.full(size, NONE, jnp.int32))
     return lax.fori_loop(0, jnp.minimum(count, size), step, start)[1]

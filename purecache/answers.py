@@ -1,0 +1,84 @@
+"""What the facade answers: plain data with NumPy arrays, and the errors it raises."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from purecache.transitions import Status
+
+
+class CacheError(ValueError):
+    """A call that the cache can't carry out as it stands; nothing was changed. `status` says what was wrong."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Stands for one lock. Give it back once: to `unlock`, `finish`, `abort` or `retract`."""
+
+    number: int
+    generation: int
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """How much of a prompt is cached. Lengths are in tokens (bigrams, in a tree of bigrams)."""
+
+    device_pages: np.ndarray
+    """int32[n]: the device pages of the part that is on device, shallowest first."""
+    device_length: int
+    """Tokens on device."""
+    length: int
+    """Tokens on device or, after `load_back`, from host."""
+    device_node: int
+    """Deepest node of the part on device; what to lock."""
+    node: int
+    """Deepest node of all that is usable; what to load back."""
+
+    @property
+    def host_length(self) -> int:
+        """Tokens that only host memory has."""
+        return self.length - self.device_length
+
+
+@dataclass(frozen=True, eq=False)
+class Inserted:
+    """What became of the pages given to `insert`, `checkpoint` or `finish`."""
+
+    length: int
+    """Tokens of the prompt that are in the tree now."""
+    node: int
+    """Their deepest node."""
+    pages: np.ndarray
+    """int32[length / page_size]: the tree's device pages, which replace the caller's."""
+    duplicates: np.ndarray
+    """int32[k]: pages of the caller that the tree has already. After `insert` they are still lent to the caller."""
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """A load back that was carried out: the prefix is on device now."""
+
+    pages: np.ndarray
+    """int32[n]: device pages of the part that was on host, shallowest first."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A load back that was not carried out; compute those tokens instead."""
+
+    status: Status
+    """Why: NO_ROOM, BELOW_THRESHOLD, TABLE_FULL, NOTHING, or STALE if the copy failed."""
+
+
+MESSAGES = {
+    Status.BAD_NODE: "the node id is not that of a node in the tree: match again",
+    Status.BAD_PAGE: "a page is out of range, given twice, or not lent to this request: nothing was changed",
+    Status.BAD_RECEIPT: "the receipt was given back already, is from before a reset, or from another cache",
+    Status.BAD_RANK: "the rank is not one of this cache's ranks",
+    Status.BAD_LENGTH: "a length is negative or larger than the cache",
+    Status.TABLE_FULL: "too many locks are out at once: raise max_receipts, or unlock what has ended",
+}

@@ -1,0 +1,25 @@
+"""The command line of purecache: one subcommand per job, each in a module of its own that is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+SUBCOMMANDS = {"demo": ("purecache.demo.command", "serve real conversations with a small language model")}
+"""Subcommand: (module with `add_arguments(parser)` and `run(options) -> int`, one line of help)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand with the given arguments (default: those of the process) and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="purecache", description="A hierarchical KV cache for JAX LLM serving.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, text) in SUBCOMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        if arguments[:1] == [name]:
+            # Only the subcommand in use is imported: `purecache --help` stays quick and needs no optional package.
+            importlib.import_module(module).add_arguments(command)
+    options = parser.parse_args(arguments)
+    return importlib.import_module(SUBCOMMANDS[options.command][0]).run(options)

@@ -1,0 +1,122 @@
+"""Pages with a cache: the engine's page memory on top of the prefix cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from purecache.cache import Load, PrefixCache
+from purecache.demo.memory import Lease, pages_for
+from purecache.demo.model import Pool
+from purecache.effects.interpreter import Interpreter
+from purecache.state.config import CacheConfig
+
+
+class CachedMemory:
+    """Lends pages of a PrefixCache: prompts are matched, locked and loaded back, and computed pages are inserted."""
+
+    def __init__(self, cache: PrefixCache):
+        self.cache = cache
+
+    @classmethod
+    def build(cls, config: CacheConfig, pool: Pool) -> CachedMemory:
+        """Make a cache of that configuration over an empty device pool."""
+        axis = 1  # of the pages, in both arrays of the pool
+        plane = Interpreter(
+            pool, host_pages=max(config.host_pages, 1), device_pages=config.device_pages, page_axis=axis
+        )
+        return cls(PrefixCache(config, plane))
+
+    @property
+    def pool(self) -> Pool:
+        """The current device pool; the cache dispatches its copies on it, so it is taken anew for every program."""
+        return self.cache.pool
+
+    @pool.setter
+    def pool(self, pool: Pool) -> None:
+        self.cache.pool = pool
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.cache.config.page_size
+
+    @property
+    def pages(self) -> int:
+        """Device pages in total."""
+        return self.cache.config.device_pages
+
+    def _whole(self, length: int) -> int:
+        return length // self.page_size * self.page_size
+
+    def open(self, tokens: np.ndarray, spare: int) -> Lease | None:
+        """Match, lock, load back and lend the rest; see Memory.open."""
+        # The engine keeps back the last token, whose logits it needs; a match may cover all it is asked for.
+        match, receipt = self.cache.admit(tokens[: self._whole(len(tokens) - 1)])
+        pages, hit, loaded = match.device_pages, match.device_length, 0
+        room = self.cache.free_pages() + self.cache.evictable_pages()
+        if pages_for(len(tokens), self.page_size) - len(pages) + spare > room:
+            self.cache.unlock(receipt)
+            return None
+        if match.length > match.device_length:
+            load = self.cache.load_back(match)
+            if isinstance(load, Load):
+                # Locking deeper before giving the first lock back leaves no moment in which a page could be evicted.
+                receipt, first = self.cache.lock(match.node), receipt
+                self.cache.unlock(first)
+                pages = np.concatenate([pages, load.pages])
+                loaded = match.length - match.device_length
+        lent = self.cache.allocate(pages_for(len(tokens), self.page_size) - len(pages))
+        if lent is None:
+            self.cache.unlock(receipt)
+            return None
+        return Lease(np.concatenate([pages, lent]), hit, loaded, shared=len(pages), receipt=receipt)
+
+    def extend(self, lease: Lease) -> bool:
+        """Lend one more page, evicting if need be; see Memory.extend."""
+        lent = self.cache.allocate(1)
+        if lent is None:
+            return False
+        lease.pages = np.concatenate([lease.pages, lent])
+        return True
+
+    def share(self, lease: Lease, tokens: np.ndarray) -> None:
+        """Insert the whole pages of a computed prompt and go on with the tree's pages; see Memory.share."""
+        whole = len(tokens) // self.page_size
+        inserted = self.cache.checkpoint(
+            tokens[: whole * self.page_size], lease.pages[:whole], lease.receipt, counted=lease.counted
+        )
+        # What another request has inserted meanwhile replaces this one's pages; what the tree refused stays lent.
+        lease.shared = lease.counted = len(inserted.pages)
+        lease.pages = np.concatenate([inserted.pages, lease.pages[lease.shared :]])
+
+    def close(self, lease: Lease, tokens: np.ndarray) -> None:
+        """Insert the whole pages of prompt and answer, hand back the rest and unlock; see Memory.close."""
+        self.cache.finish(tokens, lease.pages, lease.receipt, counted=lease.counted)
+
+    def cancel(self, lease: Lease) -> None:
+        """Hand back the lent pages and unlock; see Memory.cancel."""
+        self.cache.retract(lease.pages[lease.shared :], lease.receipt)
+
+    def tick(self) -> None:
+        """Let the cache handle copies that have ended."""
+        self.cache.tick()
+
+    def settle(self) -> dict[str, int]:
+        """Wait for copies under way and return the counters of the cache."""
+        self.cache.drain()
+        return self.cache.counters()
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of the keys and values of one page."""
+        return (self.pool.keys.nbytes + self.pool.values.nbytes) // self.pages
+
+    @property
+    def bytes_to_host(self) -> int:
+        """Bytes copied to L2 by transfers that have ended."""
+        return self.cache.counters()["bytes_backed_up"]
+
+    @property
+    def bytes_to_device(self) -> int:
+        """Bytes loaded from L2."""
+        return self.cache.counters()["bytes_loaded_back"]

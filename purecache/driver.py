@@ -1,0 +1,130 @@
+"""The one owner of the current state: runs transitions, carries out their effects, feeds completions back."""
+
+from collections import deque
+from typing import Any
+
+import jax
+import numpy as np
+
+from purecache.effects import Completion, Interpreter, Transfer
+from purecache.effects.interrupts import DeferredInterrupts
+from purecache.programs import ProgramTable
+from purecache.state import NONE, CacheConfig, CacheState, as_jax, empty_state
+from purecache.state.laws import violations
+from purecache.transitions import Handle, TransferKind
+
+
+def control_device() -> jax.Device:
+    """The CPU device that the control plane runs on, whatever the default is. Raises RuntimeError if there is none."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the control plane of the cache runs on the CPU backend, which JAX_PLATFORMS leaves out:"
+            " add it, for instance JAX_PLATFORMS=tpu,cpu"
+        ) from error
+
+
+class BookkeepingPlane:
+    """Stands in for an interpreter where there are no bytes: every transfer counts as carried out at once."""
+
+    pool = None
+    in_flight = 0
+
+    def __init__(self) -> None:
+        self._done: deque[Completion] = deque()
+
+    def start(self, transfer: Transfer) -> None:
+        """Note the transfer as done."""
+        ok = np.ones(len(transfer.target), bool)
+        self._done.append(Completion(transfer.operation, transfer.generation, transfer.kind, ok))
+
+    def poll(self) -> list[Completion]:
+        """All transfers since the last call."""
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    drain = poll
+
+    def drop_host(self, pages: np.ndarray, rank: int) -> None:
+        """Nothing to drop."""
+
+    def reset(self) -> None:
+        """Forget what was not reported."""
+        self._done.clear()
+
+    def warm(self) -> None:
+        """Nothing to compile."""
+
+    def programs(self) -> list[dict[str, Any]]:
+        """None."""
+        return []
+
+    def counters(self) -> dict[str, int]:
+        """None."""
+        return {}
+
+
+class Driver:
+    """Holds the state of one cache. Everybody else gets copies."""
+
+    def __init__(self, config: CacheConfig, plane: Interpreter | None, smallest: int, check_laws: bool) -> None:
+        """An empty state on the control device, and a program table for it."""
+        self.plane: Any = BookkeepingPlane() if plane is None else plane
+        self._state = as_jax(empty_state(config), control_device())
+        self._check_laws = check_laws
+        self.programs = ProgramTable(self._state, smallest)
+
+    def run(self, name: str, size: int, *arguments: Any) -> Any:
+        """Run one transition, start its transfers, and return its reply (ints and int32 arrays)."""
+        program = self.programs.get(name, size)
+        command = program.command(*arguments)
+        with DeferredInterrupts():
+            # Between the donating call and the assignment the state is nobody's: an interrupt there would lose it.
+            self._state, vector = program.compiled(self._state, command)
+            effects, reply = program.answer(vector)
+            for transfers in effects:
+                self._start(transfers)
+        if self._check_laws and (broken := violations(self._state)):
+            raise AssertionError(f"after {name}: " + "; ".join(broken))
+        return reply
+
+    def complete(self, wait: bool = False) -> dict[tuple[int, int], int]:
+        """End the operations whose transfers have ended; pages published, by operation and generation."""
+        published = {}
+        while True:
+            for done in self.plane.drain() if wait else self.plane.poll():
+                name = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
+                size = self.programs.bucket(len(done.ok))
+                flags = np.zeros(size, np.int32)
+                flags[: len(done.ok)] = done.ok
+                handle = Handle(np.int32(done.operation), np.int32(done.generation))  # type: ignore[arg-type]
+                published[done.operation, done.generation] = self.run(name, size, handle, flags).count
+            if not (wait and self.plane.in_flight):
+                return published
+
+    def copy_state(self) -> CacheState:
+        """A copy of the state, on the control device."""
+        return as_jax(self._state, control_device())
+
+    def books(self) -> np.ndarray:
+        """A copy of the scalars and accounts."""
+        return np.array(self._state.books)
+
+    def _start(self, transfers: Any) -> None:
+        used = np.flatnonzero(transfers.operation != NONE)
+        if not len(used):
+            return
+        operations = transfers.operation[used]
+        for part in np.split(used, np.flatnonzero(np.diff(operations)) + 1):
+            self.plane.start(
+                Transfer(
+                    operation=int(transfers.operation[part[0]]),
+                    generation=int(transfers.generation[part[0]]),
+                    kind=TransferKind(transfers.kind),
+                    rank=transfers.rank,
+                    source=transfers.source[part],
+                    target=transfers.target[part],
+                )
+            )

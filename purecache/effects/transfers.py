@@ -1,0 +1,65 @@
+"""What goes into the data plane and what comes out: transfers, completions, the hook for tests, and the two errors."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from purecache.transitions import TransferKind
+
+
+class PoolGoneError(RuntimeError):
+    """The device pool was deleted by its owner: it was donated to a step and the new pool was not put back."""
+
+
+class PoolLostError(RuntimeError):
+    """A load back failed while it owned the device pool, so the contents of every device page are gone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Transfer:
+    """One operation's copies: page `source[k]` of one tier goes to page `target[k]` of the other, for every k.
+
+    The order of k means nothing to the data plane; `Completion.ok` answers in the same order.
+    """
+
+    operation: int
+    """Number of the operation, handed back in the completion."""
+    generation: int
+    """Generation of the operation, handed back in the completion."""
+    kind: TransferKind
+    """BACKUP: device to host. LOAD_BACK: host to device."""
+    rank: int
+    """Data-parallel rank that all pages belong to, 0 <= rank < ranks."""
+    source: np.ndarray
+    """int32[n] page ids local to the rank, in the tier that is read."""
+    target: np.ndarray
+    """int32[n] page ids local to the rank, in the tier that is written, each at most once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """How a transfer ended, page by page."""
+
+    operation: int
+    """As in the transfer."""
+    generation: int
+    """As in the transfer."""
+    kind: TransferKind
+    """As in the transfer."""
+    ok: np.ndarray
+    """bool[n]: the bytes of page k are in its target. False is a miss: the target's bytes are then undefined."""
+
+
+class Gate:
+    """Where a test or a simulator makes transfers fail or take long. This one lets everything through."""
+
+    def failing(self, transfer: Transfer) -> np.ndarray | None:
+        """bool[n]: the pages of `transfer` that fail; they are not copied. None: none. Raising fails every page of it.
+
+        Called once per transfer, right before its copies are dispatched. `transfer` holds private copies of the ids.
+        """
+        return None
+
+    def held(self, transfer: Transfer) -> bool:
+        """Whether the completion of `transfer` is kept back at this poll. `drain` does not ask."""
+        return False

@@ -1,0 +1,47 @@
+"""Namespaces: whose prefixes are kept apart, as 128-bit digests that the tree stores and compares."""
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+
+Part = None | bool | int | str | bytes
+Namespace = Part | tuple[Part | tuple[str, Part], ...]
+"""None, a name, or a tuple of parts such as `(("adapter", "summarise"), ("salt", "tenant-7"))`."""
+
+_TAGS: tuple[tuple[type, bytes], ...] = ((bool, b"b"), (int, b"i"), (str, b"s"), (bytes, b"y"), (tuple, b"t"))
+
+
+def namespace_digest(
+    namespace: Namespace = None, *, rank: int | None = 0, first_token: int | None = None
+) -> np.ndarray:
+    """int32[4]: digest of a namespace; two different records never share an encoding.
+
+    A rank of None is a namespace of its own (it is accounted to rank 0). A tree of bigrams has its `first_token` here.
+    Raises TypeError for a part that is neither None, bool, int, str, bytes nor a tuple of these.
+    """
+    return _digest(namespace, rank is None, first_token).copy()
+
+
+@lru_cache(maxsize=4096)
+def _digest(namespace: Namespace, no_rank: bool, first_token: int | None) -> np.ndarray:
+    record = _encode(("purecache-namespace-v1", namespace, no_rank, first_token))
+    return np.frombuffer(hashlib.blake2b(record, digest_size=16).digest(), "<i4").astype(np.int32)
+
+
+def _encode(value: object) -> bytes:
+    """Tag, length, content: prefix-free, so that a record can't be read in two ways."""
+    if value is None:
+        return b"n"
+    for kind, tag in _TAGS:
+        if type(value) is kind:
+            if isinstance(value, tuple):
+                content = b"".join(_encode(part) for part in value)
+            elif isinstance(value, bytes):
+                content = value
+            else:
+                content = str(value).encode()
+            return tag + len(content).to_bytes(8, "little") + content
+    raise TypeError(
+        f"a namespace is made of None, bool, int, str, bytes and tuples of these, not {type(value).__name__}"
+    )

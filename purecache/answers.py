@@ -82,3 +82,9 @@ MESSAGES = {
     Status.BAD_LENGTH: "a length is negative or larger than the cache",
     Status.TABLE_FULL: "too many locks are out at once: raise max_receipts, or unlock what has ended",
 }
+
+
+def check(status: int) -> None:
+    """Raise CacheError for a status that is a mistake of the caller, or a full table."""
+    if status < 0 or status == Status.TABLE_FULL:
+        raise CacheError(Status(status), MESSAGES[Status(status)])

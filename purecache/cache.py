@@ -5,17 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from purecache.answers import MESSAGES, CacheError, Inserted, Load, Match, Receipt, Refusal
+from purecache.answers import Inserted, Load, Match, Receipt, Refusal, check
 from purecache.driver import Driver
 from purecache.effects import Interpreter
-from purecache.namespaces import Namespace, namespace_digest
-from purecache.programs import SMALLEST, TAIL
+from purecache.inputs import Inputs, Tokens, as_int32, handle, padded
+from purecache.namespaces import Namespace
+from purecache.programs import LANES, SMALLEST, TAIL
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Tier
-from purecache.transitions import Offer, Prompt, ReceiptHandle, Status
-
-Tokens = Sequence[int] | np.ndarray
+from purecache.transitions import Status
 
 
 class PrefixCache:
@@ -38,23 +37,37 @@ class PrefixCache:
         self.config = config
         self._driver = Driver(config, plane, smallest, check_laws)
         self._run = self._driver.run
-        self._bucket = self._driver.programs.bucket
+        self._programs = self._driver.programs
+        self._inputs = Inputs(config, self._programs)
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
     def match(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """The longest usable prefix of `tokens`, which becomes the most recently used. Keeps back no token."""
-        size, prompt = self._prompt(tokens, namespace, rank)
+        size, prompt = self._inputs.prompt(tokens, namespace, rank)
         return self._matched(self._run("match", size, prompt))
 
     def peek(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """As `match`, without touching anything."""
-        size, prompt = self._prompt(tokens, namespace, rank)
+        size, prompt = self._inputs.prompt(tokens, namespace, rank)
         return self._matched(self._run("peek", size, prompt))
+
+    def match_many(
+        self, prompts: Sequence[Tokens], *, namespace: Namespace = None, rank: int | None = 0
+    ) -> list[Match]:
+        """`match` of several prompts in order, in one call per 1,024 of them."""
+        found: list[Match] = []
+        for first in range(0, len(prompts), LANES[-1]):
+            batch = prompts[first : first + LANES[-1]]
+            lanes, size, prompt = self._inputs.prompts(batch, namespace, rank)
+            reply = self._run(f"match_{lanes}", size, prompt)
+            for lane in range(len(batch)):
+                found.append(self._matched(type(reply)(*(column[lane] for column in reply))))
+        return found
 
     def admit(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> tuple[Match, Receipt]:
         """Match `tokens` and lock the part on device, in one call."""
-        size, prompt = self._prompt(tokens, namespace, rank)
+        size, prompt = self._inputs.prompt(tokens, namespace, rank)
         reply = self._run("admit", size, prompt)
         return self._matched(reply.matched), self._receipt(reply.locked)
 
@@ -73,7 +86,7 @@ class PrefixCache:
         Pages must be the tree's own (of a match) or lent by `allocate`; new ones become the tree's. `counted`: pages
         at the front that an earlier insert of this request has counted as hits.
         """
-        size, prompt, offer = self._offer(tokens, pages, namespace, rank, counted, priority)
+        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
         return self._inserted(self._run("insert", size, prompt, offer))
 
     def checkpoint(
@@ -88,8 +101,8 @@ class PrefixCache:
         priority: int = 0,
     ) -> Inserted:
         """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released."""
-        size, prompt, offer = self._offer(tokens, pages, namespace, rank, counted, priority)
-        return self._inserted(self._run("checkpoint", size, prompt, offer, _handle(receipt)))
+        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        return self._inserted(self._run("checkpoint", size, prompt, offer, handle(receipt)))
 
     def finish(
         self,
@@ -103,17 +116,17 @@ class PrefixCache:
         priority: int = 0,
     ) -> Inserted:
         """End a request: insert its whole pages, release duplicates and the pages behind them, and unlock."""
-        size, prompt, offer = self._offer(tokens, pages, namespace, rank, counted, priority)
-        tail = _int32(pages)[int(prompt.pages) :]
+        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        tail = as_int32(pages)[int(prompt.pages) :]
         if len(tail) > TAIL:
             self.release(tail[TAIL:], rank=rank)
-        reply = self._run("finish", size, prompt, offer, _padded(tail[:TAIL], TAIL), _handle(receipt))
+        reply = self._run("finish", size, prompt, offer, padded(tail[:TAIL], TAIL), handle(receipt))
         return self._inserted(reply)
 
     def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
         """End a request without keeping anything: release its lent `pages` and unlock."""
-        size, padded = self._pages(pages)
-        self._check(self._run("abort", size, np.int32(rank or 0), padded, _handle(receipt)).status)
+        size, padded = self._inputs.pages(pages)
+        check(self._run("abort", size, np.int32(rank or 0), padded, handle(receipt)).status)
 
     def retract(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
         """Take a running request off the device to run it again later: as `abort`, and as sglang's retract."""
@@ -127,45 +140,45 @@ class PrefixCache:
 
     def unlock(self, receipt: Receipt) -> None:
         """Undo exactly the lock that `receipt` stands for."""
-        self._check(self._run("unlock", 0, _handle(receipt)).status)
+        check(self._run("unlock", 0, handle(receipt)).status)
 
     def allocate(self, number: int, *, rank: int | None = 0) -> np.ndarray | None:
         """Lend `number` device pages (int32), evicting what is not locked; None if there are not so many."""
-        if number > self._largest:
+        if number > self._programs.largest:
             return None
-        reply = self._run("allocate", self._bucket(number), np.int32(rank or 0), np.int32(number))
+        reply = self._run("allocate", self._programs.bucket(number), np.int32(rank or 0), np.int32(number))
         if reply.status == Status.NO_ROOM:
             return None
-        self._check(reply.status)
+        check(reply.status)
         return reply.pages[:number]
 
     def release(self, pages: np.ndarray, *, rank: int | None = 0) -> None:
         """Hand lent pages back."""
         if len(pages):
-            size, padded = self._pages(pages)
-            self._check(self._run("release", size, np.int32(rank or 0), padded).status)
+            size, padded = self._inputs.pages(pages)
+            check(self._run("release", size, np.int32(rank or 0), padded).status)
 
     def evict(self, number: int, *, rank: int | None = None) -> int:
         """Free up to `number` device pages of a rank (default: of any); returns how many."""
         freed = 0
         for each in range(self.config.ranks) if rank is None else (rank,):
-            wanted = min(number - freed, self._largest)
+            wanted = min(number - freed, self._programs.largest)
             if wanted > 0:
-                reply = self._run("evict_device", self._bucket(wanted), np.int32(each), np.int32(wanted))
-                self._check(reply.status)
-                freed += reply.count
+                reply = self._run("evict_device", self._programs.bucket(wanted), np.int32(each), np.int32(wanted))
+                check(reply.status)
+                freed += reply.number
         return freed
 
     def evict_host(self, number: int, *, rank: int | None = None) -> int:
         """Free up to `number` host pages that are the only copy, of a rank (default: of any); returns how many."""
         freed = 0
         for each in range(self.config.ranks) if rank is None else (rank,):
-            wanted = min(number - freed, self._largest)
+            wanted = min(number - freed, self._programs.largest)
             if wanted > 0:
-                reply = self._run("evict_host", self._bucket(wanted), np.int32(each), np.int32(wanted))
-                self._check(reply.status)
-                freed += reply.count
-                self._driver.plane.drop_host(reply.pages[: reply.count], each)
+                reply = self._run("evict_host", self._programs.bucket(wanted), np.int32(each), np.int32(wanted))
+                check(reply.status)
+                freed += reply.number
+                self._driver.plane.drop_host(reply.pages[: reply.number], each)
         return freed
 
     # ---- tiers ---------------------------------------------------------------------------------------------------
@@ -175,7 +188,7 @@ class PrefixCache:
 
         `hits`: only pages with so many. The write policy does this by itself at every insert.
         """
-        return self._backup(node, hits, self._largest)
+        return self._backup(node, hits, self._programs.largest)
 
     def load_back(self, match: Match) -> Load | Refusal:
         """Bring the part of `match` that only host has to the device: all of it, or nothing and the reason.
@@ -183,13 +196,13 @@ class PrefixCache:
         The copy is dispatched, and the pages are part of the tree, when this returns; work dispatched later sees the
         bytes. Lock `match.node` before anything else may evict them.
         """
-        size = self._bucket(match.host_length // self.config.page_size)
+        size = self._programs.bucket(match.host_length // self.config.page_size)
         reply = self._run("begin_load_back", size, np.int32(match.node))
         if reply.status not in (Status.OK, Status.JOINED):
-            self._check(reply.status)
+            check(reply.status)
             return Refusal(Status(reply.status))
         published = self._driver.complete()
-        if reply.status == Status.OK and published.get((reply.operation, reply.generation)) != reply.count:
+        if reply.status == Status.OK and published.get((reply.operation, reply.generation)) != reply.number:
             return Refusal(Status.STALE)
         return Load(reply.pages[reply.pages != NONE])
 
@@ -254,102 +267,39 @@ class PrefixCache:
 
     def warm(self, tokens: int, progress: Callable[[int, int, str], None] | None = None) -> int:
         """Compile everything for prompts of up to so many tokens; returns the number of new programs."""
-        new = self._driver.programs.warm(-(-tokens // self.config.page_size), progress=progress)
+        new = self._programs.warm(-(-tokens // self.config.page_size), progress=progress)
         self._driver.plane.warm()
         return new
 
     def programs(self) -> list[dict[str, Any]]:
         """What was compiled, one row per program: name, size in pages, temp_bytes, aliased_bytes."""
-        return self._driver.programs.report() + self._driver.plane.programs()
+        return self._programs.report() + self._driver.plane.programs()
 
     # ---- machinery -----------------------------------------------------------------------------------------------
-
-    @property
-    def _largest(self) -> int:
-        return self._driver.programs.largest
-
-    def _prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Prompt]:
-        """Size of the program for a prompt, and the prompt padded to it."""
-        key, first = _int32(tokens), None
-        if self.config.bigrams:
-            first, key = (int(key[0]), key[1:]) if len(key) else (None, key)
-        pages = min(len(key) // self.config.page_size, self._largest)
-        size = self._bucket(pages)
-        whole = key[: pages * self.config.page_size]
-        digest = namespace_digest(namespace, rank=rank, first_token=first)
-        if not 0 <= (rank or 0) < self.config.ranks:
-            self._check(Status.BAD_RANK)
-        padded = _padded(whole, size * self.config.page_size, 0)
-        return size, Prompt(padded, np.int32(pages), digest, np.int32(rank or 0))  # type: ignore[arg-type]
-
-    def _offer(
-        self, tokens: Tokens, pages: np.ndarray, namespace: Namespace, rank: int | None, counted: int, priority: int
-    ) -> tuple[int, Prompt, Offer]:
-        size, prompt = self._prompt(tokens, namespace, rank)
-        given = _int32(pages)
-        if len(given) < int(prompt.pages):
-            raise CacheError(Status.BAD_LENGTH, f"{int(prompt.pages)} whole pages of tokens, but {len(given)} pages")
-        offered = _padded(given[: int(prompt.pages)], size)
-        return size, prompt, Offer(offered, np.int32(counted), np.int32(priority))  # type: ignore[arg-type]
-
-    def _pages(self, pages: np.ndarray) -> tuple[int, np.ndarray]:
-        given = _int32(pages)
-        if len(given) > self._largest or (given < 0).any():
-            self._check(Status.BAD_PAGE)
-        size = self._bucket(len(given))
-        return size, _padded(given, size)
 
     def _matched(self, reply: Any) -> Match:
         size, device = self.config.page_size, reply.device_length
         pages = reply.device_pages[:device]
-        return Match(pages, device * size, reply.length * size, reply.device_node, reply.node)
+        return Match(pages, int(device * size), int(reply.length * size), int(reply.device_node), int(reply.node))
 
     def _inserted(self, reply: Any) -> Inserted:
         """The answer to an insert; backs up what the write policy wants."""
-        self._check(reply.status)
+        check(reply.status)
         if reply.wanted:
             self._backup(reply.node, self.config.backup_hits, reply.wanted)
         duplicates = reply.duplicates[reply.duplicates != NONE]
         return Inserted(reply.length * self.config.page_size, reply.node, reply.pages[: reply.length], duplicates)
 
     def _backup(self, node: int, hits: int, most: int) -> int:
-        started, size = 0, self._bucket(most)
+        started, size = 0, self._programs.bucket(most)
         while started < most:
             reply = self._run("begin_backup", size, np.int32(node), np.int32(hits))
-            self._check(reply.status)
-            started += reply.count
+            check(reply.status)
+            started += reply.number
             if reply.status != Status.OK:
                 break
         return started
 
     def _receipt(self, reply: Any) -> Receipt:
-        self._check(reply.status)
+        check(reply.status)
         return Receipt(reply.receipt, reply.generation)
-
-    def _check(self, status: int) -> None:
-        """Raise what a status below zero, or a full table, says."""
-        message = MESSAGES.get(Status(status))
-        if message is not None and (status < 0 or status == Status.TABLE_FULL):
-            raise CacheError(Status(status), message)
-
-
-def _handle(receipt: Receipt) -> ReceiptHandle:
-    return ReceiptHandle(np.int32(receipt.number), np.int32(receipt.generation))  # type: ignore[arg-type]
-
-
-def _int32(values: Tokens) -> np.ndarray:
-    """int32[n] of token or page ids. Raises ValueError for another shape or kind, or for ids that don't fit."""
-    array = np.asarray(values) if len(values) else np.zeros(0, np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"expected a flat sequence of integers, got shape {array.shape} of {array.dtype}")
-    wide = array.dtype.itemsize > 4 or array.dtype == np.uint32
-    if wide and len(array) and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
-        raise ValueError("ids must fit into 32 bits")
-    return array.astype(np.int32, copy=False)
-
-
-def _padded(values: np.ndarray, size: int, fill: int = NONE) -> np.ndarray:
-    """`values` followed by `fill`, int32[size]."""
-    padded = np.full(size, fill, np.int32)
-    padded[: len(values)] = values
-    return padded

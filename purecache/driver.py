@@ -72,9 +72,11 @@ class Driver:
     def __init__(self, config: CacheConfig, plane: Interpreter | None, smallest: int, check_laws: bool) -> None:
         """An empty state on the control device, and a program table for it."""
         self.plane: Any = BookkeepingPlane() if plane is None else plane
-        self._state = as_jax(empty_state(config), control_device())
+        state = as_jax(empty_state(config), control_device())
+        self._leaves, self._structure = jax.tree.flatten(state)
+        self._books = next(i for i, leaf in enumerate(self._leaves) if leaf is state.books)
         self._check_laws = check_laws
-        self.programs = ProgramTable(self._state, smallest)
+        self.programs = ProgramTable(state, smallest)
 
     def run(self, name: str, size: int, *arguments: Any) -> Any:
         """Run one transition, start its transfers, and return its reply (ints and int32 arrays)."""
@@ -82,11 +84,11 @@ class Driver:
         command = program.command(*arguments)
         with DeferredInterrupts():
             # Between the donating call and the assignment the state is nobody's: an interrupt there would lose it.
-            self._state, vector = program.compiled(self._state, command)
+            self._leaves, vector = program.run(self._leaves, command)
             effects, reply = program.answer(vector)
             for transfers in effects:
                 self._start(transfers)
-        if self._check_laws and (broken := violations(self._state)):
+        if self._check_laws and (broken := violations(self._state())):
             raise AssertionError(f"after {name}: " + "; ".join(broken))
         return reply
 
@@ -100,17 +102,20 @@ class Driver:
                 flags = np.zeros(size, np.int32)
                 flags[: len(done.ok)] = done.ok
                 handle = Handle(np.int32(done.operation), np.int32(done.generation))  # type: ignore[arg-type]
-                published[done.operation, done.generation] = self.run(name, size, handle, flags).count
+                published[done.operation, done.generation] = self.run(name, size, handle, flags).number
             if not (wait and self.plane.in_flight):
                 return published
 
     def copy_state(self) -> CacheState:
         """A copy of the state, on the control device."""
-        return as_jax(self._state, control_device())
+        return as_jax(self._state(), control_device())
 
     def books(self) -> np.ndarray:
         """A copy of the scalars and accounts."""
-        return np.array(self._state.books)
+        return np.array(self._leaves[self._books])
+
+    def _state(self) -> CacheState:
+        return jax.tree.unflatten(self._structure, self._leaves)
 
     def _start(self, transfers: Any) -> None:
         used = np.flatnonzero(transfers.operation != NONE)

@@ -25,15 +25,18 @@ SMALLEST = 16
 TAIL = 16
 """Pages of the tail that `finish` takes besides the whole pages."""
 
+LANES = (16, 128, 1024)
+"""How many prompts one program for many prompts takes."""
+
 Spec = Callable[[Layout, int], tuple[Any, ...]]
 """Shapes of the arguments of a transition, given the size in pages."""
 
 
-def _vector(length: int) -> jax.ShapeDtypeStruct:
+def _vector(length: int) -> Any:
     return jax.ShapeDtypeStruct((length,), np.int32)
 
 
-_ONE = jax.ShapeDtypeStruct((), np.int32)
+_ONE: Any = jax.ShapeDtypeStruct((), np.int32)
 
 
 def _prompt(layout: Layout, size: int) -> t.Prompt:
@@ -55,6 +58,14 @@ def _peek(state: CacheState, prompt: t.Prompt) -> tuple[CacheState, tuple[()], A
     return state, (), t.peek(state, prompt)
 
 
+def _prompts(layout: Layout, size: int, lanes: int) -> t.Prompt:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((lanes, *leaf.shape), leaf.dtype), _prompt(layout, size))
+
+
+def _many(lanes: int) -> "Entry":
+    return Entry(t.match_many, lambda layout, size: (_prompts(layout, size, lanes),), warmed=False)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One transition as it is compiled."""
@@ -65,11 +76,14 @@ class Entry:
     """Whether the function takes the size as its last, static argument."""
     sized: bool = True
     """Whether there is a program per size."""
+    warmed: bool = True
+    """Whether `warm` compiles it unasked."""
 
 
 TABLE: dict[str, Entry] = {
     "match": Entry(t.match, lambda layout, size: (_prompt(layout, size),)),
     "peek": Entry(_peek, lambda layout, size: (_prompt(layout, size),)),
+    **{f"match_{lanes}": _many(lanes) for lanes in LANES},
     "admit": Entry(t.admit, lambda layout, size: (_prompt(layout, size),)),
     "insert": Entry(t.insert, lambda layout, size: (_prompt(layout, size), _offer(size))),
     "checkpoint": Entry(t.checkpoint, lambda layout, size: (_prompt(layout, size), _offer(size), _RECEIPT)),
@@ -90,7 +104,7 @@ TABLE: dict[str, Entry] = {
 
 
 class Program:
-    """One compiled transition: `run(state, *arguments)` returns the new state, the effects and the reply as NumPy."""
+    """One compiled transition: `run(leaves, command)` returns the leaves of the new state, and what `answer` reads."""
 
     def __init__(self, entry: Entry, layout: Layout, size: int, state: CacheState) -> None:
         """Compile for states like `state`, on the device that holds it."""
@@ -106,7 +120,10 @@ class Program:
         self._answer = jax.tree.structure(answer)
         self._shapes = [leaf.shape for leaf in jax.tree.leaves(answer)]
         self._length = sum(math.prod(shape) for shape in self._shapes)
-        self.compiled = jax.jit(self._once, donate_argnums=0).lower(state, command).compile()
+        leaves, self._state = jax.tree.flatten(state)
+        # Compiled ahead of time to be examined; calling the jitted function finds that program, and is faster.
+        self.run = jax.jit(self._once, donate_argnums=0)
+        self.compiled = self.run.lower(leaves, command).compile()
 
     def _apply(self, state: CacheState, command: jax.Array) -> Any:
         parts = [
@@ -115,38 +132,38 @@ class Program:
         ]
         return self._transition(state, *jax.tree.unflatten(self._arguments, parts), *self._static)
 
-    def _once(self, state: CacheState, command: jax.Array) -> tuple[CacheState, jax.Array]:
+    def _once(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         def body(_: Any, carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
             state, effects, reply = self._apply(carry[0], command)
             flat = [jnp.ravel(leaf).astype(jnp.int32) for leaf in jax.tree.leaves((effects, reply))]
             return state, jnp.concatenate(flat)
 
-        return lax.fori_loop(0, command[0], body, (state, jnp.zeros(self._length, jnp.int32)))
+        start = (jax.tree.unflatten(self._state, leaves), jnp.zeros(self._length, jnp.int32))
+        state, answer = lax.fori_loop(0, command[0], body, start)
+        return jax.tree.leaves(state), answer
 
     def command(self, *arguments: Any) -> np.ndarray:
         """The arguments as one fresh int32 vector; the first entry is the number of iterations, one."""
         vector = np.empty(self._ends[-1], np.int32)
         vector[0] = 1
         for start, end, value in zip(self._ends, self._ends[1:], jax.tree.leaves(arguments), strict=False):
-            vector[start:end] = value
+            vector[start:end] = value if value.ndim < 2 else value.reshape(-1)
         return vector
 
     def answer(self, vector: jax.Array) -> tuple[Any, Any]:
         """Effects and reply, as nested tuples of ints and int32 arrays that alias nothing of the state."""
         flat, start, leaves = np.asarray(vector), 0, []
         for shape in self._shapes:
-            if shape:
-                end = start + shape[0]
-                leaves.append(flat[start:end])
-            else:
-                end = start + 1
-                leaves.append(int(flat[start]))
+            end = start + math.prod(shape)
+            leaves.append(flat[start:end].reshape(shape) if shape else int(flat[start]))
             start = end
         return jax.tree.unflatten(self._answer, leaves)
 
     def report(self) -> dict[str, int]:
         """Bytes of temporary memory and bytes that the program updates in place."""
         memory = self.compiled.memory_analysis()
+        if memory is None:
+            return {}
         return {"temp_bytes": memory.temp_size_in_bytes, "aliased_bytes": memory.alias_size_in_bytes}
 
 
@@ -200,7 +217,7 @@ class ProgramTable:
         """
         wanted = [
             (name, size)
-            for name in (TABLE if names is None else names)
+            for name in ([name for name in TABLE if TABLE[name].warmed] if names is None else names)
             for size in (self.buckets(pages) if TABLE[name].sized else [0])
             if (name, size) not in self._programs
         ]

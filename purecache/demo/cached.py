@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from purecache.cache import Load, PrefixCache
@@ -18,13 +20,23 @@ class CachedMemory:
         self.cache = cache
 
     @classmethod
-    def build(cls, config: CacheConfig, pool: Pool) -> CachedMemory:
-        """Make a cache of that configuration over an empty device pool."""
-        axis = 1  # of the pages, in both arrays of the pool
+    def build(cls, config: CacheConfig, pool: Pool, longest: int, check_laws: bool = False) -> CachedMemory:
+        """Make a cache over an empty device pool, for requests of up to `longest` tokens with their answers.
+
+        `check_laws`: check the whole state of the cache after every call, for tests.
+        """
         plane = Interpreter(
-            pool, host_pages=max(config.host_pages, 1), device_pages=config.device_pages, page_axis=axis
+            pool,
+            host_pages=max(config.host_pages, 1),
+            device_pages=config.device_pages,
+            page_axis=1,  # of both arrays of the pool
         )
-        return cls(PrefixCache(config, plane))
+        # One size of program for all requests: compiling takes longer here than a larger program costs.
+        return cls(PrefixCache(config, plane, smallest=pages_for(longest, config.page_size), check_laws=check_laws))
+
+    def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
+        """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
+        self.cache.warm(longest, progress)
 
     @property
     def pool(self) -> Pool:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the demo to a parser."""
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument("--page-size", type=int, default=16, metavar="TOKENS", help="tokens per page (default 16)")
-    sizes.add_argument("--device-tokens", type=int, metavar="TOKENS", help="size of L1 (default 2048; recorded: 16384)")
+    sizes.add_argument("--device-tokens", type=int, metavar="TOKENS", help="size of L1 (default 1536; recorded: 16384)")
     sizes.add_argument("--host-tokens", type=int, metavar="TOKENS", help="size of L2 (default 8192; recorded: 32768)")
     sizes.add_argument("--context", type=int, default=8192, metavar="TOKENS", help="longest context (default 8192)")
     sizes.add_argument("--chunk", type=int, default=64, metavar="TOKENS", help="tokens of a prefill step (default 64)")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     talk.add_argument("--users", type=int, default=6, metavar="N", help="conversations (default 6)")
     talk.add_argument("--documents", type=int, default=3, metavar="N", help="chapters they are about (default 3)")
     talk.add_argument("--turns", type=int, default=3, metavar="N", help="questions per user (default 3)")
-    talk.add_argument("--document-tokens", type=int, default=400, metavar="N", help="length of a chapter (default 400)")
+    talk.add_argument("--document-tokens", type=int, default=300, metavar="N", help="length of a chapter (default 300)")
     talk.add_argument("--answer-tokens", type=int, default=16, metavar="N", help="longest answer (default 16)")
     recorded = parser.add_argument_group("recorded conversations instead")
     recorded.add_argument("--tokens", metavar="FILE", help="npz file with tokens, offsets, session")
@@ -91,7 +91,9 @@ def _demonstrate(options: argparse.Namespace) -> tuple[Report, dict[str, str]]:
     cold = _hold("cache off", Engine(programs, memory, tokenizer.stop), scripts, options.quiet)
     del memory  # its pool is as large as the next one
     say("compiling the programs of the cache")
-    cached = CachedMemory.build(config, programs.pool(config.device_pages))
+    longest = max(script.longest for script in scripts)
+    cached = CachedMemory.build(config, programs.pool(config.device_pages), longest)
+    cached.warm(longest, lambda done, total, name: say(f"compiled {done} of {total}: {name}"))
     warm = _hold("cache on", Engine(programs, cached, tokenizer.stop), scripts, options.quiet)
     counters = cached.settle()
     settings = asdict(geometry) | {"model": path.name, "policy": options.policy, "write": options.write}
@@ -109,7 +111,7 @@ def _demonstrate(options: argparse.Namespace) -> tuple[Report, dict[str, str]]:
 
 def _cache_config(options: argparse.Namespace) -> CacheConfig:
     """Turn the flags into a cache configuration; sizes in tokens become whole pages."""
-    device, host = (16384, 32768) if options.tokens else (2048, 8192)
+    device, host = (16384, 32768) if options.tokens else (1536, 8192)
     device = device if options.device_tokens is None else options.device_tokens
     host = host if options.host_tokens is None else options.host_tokens
     return CacheConfig(

@@ -41,6 +41,12 @@ class Script:
     limits: tuple[int, ...]  # most tokens of each answer
     cumulative: bool  # whether a prompt is all pieces and answers so far, or its own piece alone
 
+    @property
+    def longest(self) -> int:
+        """Most tokens that a request of this conversation can have, its answer included."""
+        lengths = [len(piece) + limit for piece, limit in zip(self.pieces, self.limits, strict=True)]
+        return sum(lengths) if self.cumulative else max(lengths)
+
     def prompt(self, answers: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the prompt that follows the given answers, int32[n]."""
         turn = len(answers)

@@ -58,9 +58,9 @@ class CacheState(eqx.Module):
         """[] one of the scalars."""
         return self.books[name]
 
-    def account(self, account: Account, tier: Tier, rank: Any, pool: int = 0) -> jax.Array:
+    def account(self, name: Account, tier: Tier, rank: Any, pool: int = 0) -> jax.Array:
         """[] pages of a tier, rank and pool that are in this account."""
-        return self.books[self.layout.account(account, tier, rank, pool)]
+        return self.books[self.layout.account(name, tier, rank, pool)]
 
 
 def empty_arrays(layout: Layout) -> dict[str, np.ndarray]:

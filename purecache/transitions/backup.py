@@ -100,7 +100,7 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
     """
     size = ok.shape[0]
     state, members = close_operation(state, TransferKind.BACKUP, handle, size)
-    number = jnp.where(members.good, members.count, 0)
+    number = jnp.where(members.good, members.number, 0)
     state, nodes = look(state, lambda state: climb(state, members.node, number, size))
     state, rank = look(state, rank_of, masked(members.good, members.node))
     state, anchored = look(state, _anchored, nodes, number)

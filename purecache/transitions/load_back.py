@@ -121,7 +121,7 @@ def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[F
     """
     size = ok.shape[0]
     state, members = close_operation(state, TransferKind.LOAD_BACK, handle, size)
-    number = jnp.where(members.good, members.count, 0)
+    number = jnp.where(members.good, members.number, 0)
     state, nodes = look(state, lambda state: climb(state, members.node, number, size))
     state, rank = look(state, rank_of, masked(members.good, members.node))
     state, parents = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.PARENT, nodes]))

@@ -57,7 +57,8 @@ def hold(state: CacheState, tier: Tier, node: jax.Array, amount: int) -> tuple[C
         node, _, nodes = lax.while_loop(lambda carry: (carry[0] != NONE) & (carry[1] < HOLD_CHUNK), step, start)
         standing = standing_of(state, nodes)
         turned = (nodes != NONE) & (getattr(standing, name) == turning)
-        loose = evictable(standing._replace(**{name: 0})) & turned
+        unlocked, locked = (evictable(standing._replace(**{name: value})) for value in (0, 1))
+        loose = unlocked & ~locked & turned
         return nodes, node, jnp.sum(loose, axis=1, dtype=jnp.int32)
 
     def change_chunk(carry: tuple[CacheState, jax.Array, jax.Array]) -> tuple[CacheState, jax.Array, jax.Array]:

@@ -28,7 +28,7 @@ class Members(NamedTuple):
     """[] bool: the handle named an unfinished operation of the right kind, with no more members than were reported."""
     node: jax.Array
     """[] its deepest node."""
-    count: jax.Array
+    number: jax.Array
     """[] number of members."""
 
 

@@ -43,8 +43,10 @@ class Standing(NamedTuple):
 
 def standing_of(state: CacheState, nodes: Any, pool: int = 0) -> Standing:
     """The pages and locks of `nodes`. Read it through `look`."""
-    pages = (state.nodes[row + len(PAGES) * pool, nodes] for row in PAGES)
-    return Standing(*pages, state.nodes[Column.DEVICE_LOCKS, nodes], state.nodes[Column.HOST_LOCKS, nodes])
+    device, host, incoming = (state.nodes[row + len(PAGES) * pool, nodes] for row in PAGES)
+    return Standing(
+        device, host, incoming, state.nodes[Column.DEVICE_LOCKS, nodes], state.nodes[Column.HOST_LOCKS, nodes]
+    )
 
 
 def tally(standing: Standing, valid: Any) -> list[list[jax.Array]]:

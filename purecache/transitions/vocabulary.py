@@ -126,7 +126,7 @@ class Evicted(NamedTuple):
     """Reply of the two evictions."""
 
     status: jax.Array
-    count: jax.Array
+    number: jax.Array
     """[] pages freed; less than asked if no more could be."""
     pages: jax.Array
     """[size] the freed pages, NONE beyond."""
@@ -136,7 +136,7 @@ class BackupBegun(NamedTuple):
     """Reply of begin_backup."""
 
     status: jax.Array
-    count: jax.Array
+    number: jax.Array
     """[] pages on their way; the rest of the path was refused for want of host room."""
 
 
@@ -146,7 +146,7 @@ class LoadBegun(NamedTuple):
     status: jax.Array
     operation: jax.Array
     generation: jax.Array
-    count: jax.Array
+    number: jax.Array
     """[] pages that this operation loads."""
     pages: jax.Array
     """[size] device pages of all nodes below the device prefix, shallowest first; NONE beyond."""
@@ -163,7 +163,7 @@ class Finished(NamedTuple):
     """Reply of finish_backup and finish_load_back."""
 
     status: jax.Array
-    count: jax.Array
+    number: jax.Array
     """[] pages published."""
 
 

@@ -7,18 +7,33 @@ from purecache.demo.cached import CachedMemory
 from purecache.demo.conversations import Script, converse
 from purecache.demo.memory import PlainMemory
 from purecache.demo.scheduler import Engine, Request
+from purecache.programs import ProgramTable
 from purecache.state.config import CacheConfig
 
 PAGE = 4
+DEVICE_PAGES = 20
 
 
 @pytest.fixture
-def memory_of(programs):
-    def build(device_pages, host_pages=64, **options):
-        config = CacheConfig(PAGE, device_pages, host_pages, **{"load_back_threshold": 1} | options)
-        return CachedMemory.build(config, programs.pool(device_pages))
+def memory_of(programs, monkeypatch):
+    """Build a memory whose cache checks all its laws after every call; programs of one layout are compiled once."""
+    monkeypatch.setattr("purecache.driver.ProgramTable", shared_table)
+
+    def build(**options):
+        config = CacheConfig(PAGE, DEVICE_PAGES, host_pages=64, load_back_threshold=1, **options)
+        return CachedMemory.build(config, programs.pool(DEVICE_PAGES), longest=96, check_laws=True)
 
     return build
+
+
+TABLES: dict[tuple[object, int], ProgramTable] = {}
+
+
+def shared_table(state, smallest):
+    key = (state.layout, smallest)
+    if key not in TABLES:
+        TABLES[key] = ProgramTable(state, smallest)
+    return TABLES[key]
 
 
 def scripts(small):
@@ -51,8 +66,8 @@ def expected(small, programs):
 
 @pytest.mark.parametrize("write", ["write_through", "write_through_selective", "write_back"])
 def test_answers_equal_those_without_cache(small, programs, memory_of, expected, write):
-    """With an L1 of 160 tokens, so that documents come back from L2."""
-    memory = memory_of(40, write=write)
+    """With an L1 of 80 tokens, so that documents come back from L2."""
+    memory = memory_of(write=write)
     requests = converse(Engine(programs, memory, stop=-1), scripts(small), lambda request: None)
     assert answers(requests) == expected
     assert sum(request.hit for request in requests) > 0
@@ -66,7 +81,7 @@ def test_answers_equal_those_without_cache(small, programs, memory_of, expected,
 
 def test_preempted_requests_give_the_same_answers(small, programs, memory_of):
     def served(memory):
-        asked = [Request(str(seed), small.prompt(length, seed), 9) for seed, length in enumerate((23, 41, 6, 34))]
+        asked = [Request(str(seed), small.prompt(length, seed), 25) for seed, length in enumerate((23, 41, 6, 34))]
         engine = Engine(programs, memory, stop=-1)
         for request in asked:
             engine.submit(request)
@@ -74,8 +89,8 @@ def test_preempted_requests_give_the_same_answers(small, programs, memory_of):
             engine.step()
         return asked
 
-    # Room for the first two prompts (6 and 11 pages) and one page for an answer, but not for both answers.
-    memory = memory_of(18, host_pages=0)
+    # Room for the first two prompts (6 and 11 pages) and for three pages of their answers, which need twelve.
+    memory = memory_of()
     requests = served(memory)
     assert sum(request.preempted for request in requests) > 0
     assert answers(requests) == answers(served(PlainMemory(programs.pool(64))))
@@ -85,7 +100,7 @@ def test_preempted_requests_give_the_same_answers(small, programs, memory_of):
 def test_requests_of_the_same_step_share_their_prefix(small, programs, memory_of):
     prompt = small.prompt(42)
     asked = [Request(str(index), prompt, 4) for index in range(3)]
-    engine = Engine(programs, memory_of(40), stop=-1)
+    engine = Engine(programs, memory_of(), stop=-1)
     for request in asked:
         engine.submit(request)
     while not engine.idle:
@@ -96,7 +111,7 @@ def test_requests_of_the_same_step_share_their_prefix(small, programs, memory_of
 
 @pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33])
 def test_one_token_is_left_to_compute(small, programs, memory_of, length):
-    memory, prompt = memory_of(30), small.prompt(length)
+    memory, prompt = memory_of(), small.prompt(length)
     first, again = Request("first", prompt, 3), Request("again", prompt, 3)
     for request in (first, again):
         engine = Engine(programs, memory, stop=-1)
@@ -110,7 +125,7 @@ def test_one_token_is_left_to_compute(small, programs, memory_of, length):
 
 def test_a_conversation_finds_its_own_answers(small, programs, memory_of):
     """The pages of a finished answer are in the cache, without the token that was sampled last."""
-    memory = memory_of(30)
+    memory = memory_of()
     script = Script("a", (small.prompt(10, 1), small.prompt(5, 2)), (7, 2), cumulative=True)
     first, second = converse(Engine(programs, memory, stop=-1), [script], lambda request: None)
     assert first.filled == 16
@@ -118,7 +133,7 @@ def test_a_conversation_finds_its_own_answers(small, programs, memory_of):
 
 
 def test_cancelled_requests_leave_nothing_behind(small, programs, memory_of):
-    memory = memory_of(30)
+    memory = memory_of()
     lease = memory.open(small.prompt(30), spare=0)
     assert lease is not None
     memory.cancel(lease)
@@ -126,13 +141,13 @@ def test_cancelled_requests_leave_nothing_behind(small, programs, memory_of):
 
 
 def test_admission_counts_free_and_evictable_pages(small, programs, memory_of):
-    memory = memory_of(12)
-    lease = memory.open(small.prompt(40), spare=0)
+    memory = memory_of()
+    lease = memory.open(small.prompt(72), spare=0)
     assert lease is not None
     assert memory.open(small.prompt(9, 5), spare=0) is None
     assert memory.open(small.prompt(8, 5), spare=1) is None
-    memory.close(lease, small.prompt(40))
-    other = memory.open(small.prompt(41, 5), spare=1)
+    memory.close(lease, small.prompt(72))
+    other = memory.open(small.prompt(73, 5), spare=1)
     assert other is not None
     memory.cancel(other)
     assert_drained(memory)

@@ -34,6 +34,11 @@ def test_a_prompt_contains_the_answers_before_it(scripts):
     assert prompt.tolist() == [*scripts[0].pieces[0].tolist(), 7, 8, *scripts[0].pieces[1].tolist()]
 
 
+def test_longest_covers_every_prompt_and_answer(scripts):
+    script = scripts[0]
+    assert script.longest == len(script.prompt([[0] * 8])) + 8
+
+
 @pytest.mark.parametrize(("change", "message"), [({"documents": 99}, "--documents 99"), ({"users": 0}, "--users")])
 def test_impossible_sizes_are_refused(model, change, message):
     sizes = {"users": 1, "documents": 1, "turns": 1, "document_tokens": 10, "limit": 1} | change
@@ -59,6 +64,7 @@ def test_recorded_calls_keep_their_tokens_and_order(recording):
     assert [script.name for script in scripts] == ["b", "a"]
     assert [piece.tolist() for piece in scripts[0].pieces] == [list(range(10)), list(range(15, 20))]
     assert scripts[0].limits == (3, 4)
+    assert scripts[0].longest == 13
     assert left_out == 1
     assert scripts[0].prompt([[1, 2, 3]]).tolist() == list(range(15, 20))
 

@@ -1,0 +1,404 @@
+"""A plain model of the cache: sets of prefixes, a counter for recency, no arrays, no page ids.
+
+A node is named by its path: `(rank, (namespace, page), page, ...)`; `(rank,)` is a root. LRU and MRU go by the last
+touch of a page or of anything below it, FIFO and FILO by arrival in the tier, deeper first among equals. Of LFU, SLRU
+and PRIORITY the model knows what the implementation promises: one list per level; a page enters the list of its level
+when a path ends at it; a page that becomes a leaf without being in its list goes to the front of it. Where several
+answers would do, the model says which one was chosen:
+
+* What leaves the device arrives on host then and there: that is its age on host, whatever it was on device.
+* An unlock touches the deepest page on device of its path, and the deepest one that only host has.
+* A page on host that becomes a leaf because a backup below it failed keeps its age, except under MRU: it goes next.
+"""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from purecache.state import Policy, WritePolicy
+from purecache.transitions import Status, TransferKind
+
+DEVICE, HOST = 0, 1
+BY_TOUCH, BY_ARRIVAL = (Policy.LRU, Policy.MRU), (Policy.FIFO, Policy.FILO)
+LAST_FIRST = (Policy.MRU, Policy.FILO)
+
+
+@dataclass(eq=False)
+class Operation:
+    kind: TransferKind
+    members: list
+    """Paths, deepest first."""
+    ok: list = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Node:
+    priority: int
+    hits: int = 1
+    has: list = field(default_factory=lambda: [False, False])
+    """On device, on host."""
+    incoming: Operation | None = None
+    receipts: int = 0
+    loads: int = 0
+    age: list = field(default_factory=lambda: [None, None])
+    """Per tier: when it was touched or arrived, or (level, when)."""
+
+
+class Oracle:
+    def __init__(self, config, fails):
+        """`fails(kind, number)`: which of `number` pages of a transfer that starts now fail, deepest first."""
+        self.config, self.fails = config, fails
+        self.capacity = (config.device_pages, config.host_pages)
+        self.clock, self.fronts = count(1), count(-1, -1)
+        self.nodes, self.operations, self.receipts = {}, [], {}
+        self.lent = [0] * config.ranks
+
+    # ---- what there is ----
+
+    def children(self, path):
+        return [other for other in self.nodes if len(other) == len(path) + 1 and other[:-1] == path]
+
+    def below(self, path):
+        return [other for other in self.nodes if other[: len(path)] == path]
+
+    def locked(self, path, tier):
+        """Device locks come from receipts and loads at or below a node, host locks from loads."""
+        nodes = [self.nodes[other] for other in self.below(path)]
+        return any(node.loads or (node.receipts and tier == DEVICE) for node in nodes)
+
+    def free(self, tier, rank):
+        held = sum(node.has[tier] + self.reserved(node, tier) for path, node in self.nodes.items() if path[0] == rank)
+        return self.capacity[tier] - held - (self.lent[rank] if tier == DEVICE else 0)
+
+    def reserved(self, node, tier):
+        kind = TransferKind.LOAD_BACK if tier == DEVICE else TransferKind.BACKUP
+        return node.incoming is not None and node.incoming.kind == kind
+
+    def evictable(self, rank):
+        return sum(
+            node.has[DEVICE] and path[0] == rank and not self.locked(path, DEVICE) for path, node in self.nodes.items()
+        )
+
+    def prefixes(self, path):
+        return [path[:length] for length in range(2, len(path) + 1)]
+
+    def deepest(self, path, good):
+        """The deepest node of a path that is `good`, or None."""
+        return next((p for p in reversed(self.prefixes(path)) if p in self.nodes and good(self.nodes[p])), None)
+
+    # ---- orders ----
+
+    def level(self, node):
+        top = self.config.levels - 1
+        by_hits = min(max(node.hits - 1, 0), top)
+        levels = {Policy.LFU: by_hits, Policy.SLRU: min(by_hits, 1), Policy.PRIORITY: min(max(node.priority, 0), top)}
+        return levels[self.config.policy]
+
+    def arrive(self, tier, path, new=()):
+        """`path` was used and its `new` pages came to `tier`."""
+        now, policy = next(self.clock), self.config.policy
+        if policy in BY_TOUCH:
+            for prefix in self.prefixes(path):
+                self.nodes[prefix].age[tier] = now
+        elif policy in BY_ARRIVAL:
+            for prefix in new:
+                self.nodes[prefix].age[tier] = now
+        else:
+            self.nodes[path].age[tier] = (self.level(self.nodes[path]), now)
+
+    touch = arrive
+
+    def became_leaf(self, tier, path, by_failure=False):
+        node = self.nodes.get(path)
+        if node is None:
+            return
+        if by_failure and self.config.policy == Policy.MRU:
+            node.age[tier] = next(self.clock)
+        elif self.config.policy not in BY_TOUCH + BY_ARRIVAL:
+            level = self.level(node)
+            if node.age[tier] is None or node.age[tier][0] != level:
+                node.age[tier] = (level, next(self.fronts))
+
+    def victim(self, tier, rank):
+        def may_go(path, node):
+            if path[0] != rank or not node.has[tier] or self.locked(path, DEVICE) or self.locked(path, HOST):
+                return False
+            if tier == DEVICE:
+                return not any(self.nodes[child].has[DEVICE] for child in self.children(path))
+            return not node.has[DEVICE] and node.incoming is None and not self.children(path)
+
+        choice = [path for path, node in self.nodes.items() if may_go(path, node)]
+        pick = max if self.config.policy in LAST_FIRST else min
+        return pick(choice, key=lambda path: self.nodes[path].age[tier], default=None)
+
+    # ---- leaving ----
+
+    def prune(self, path):
+        """Remove an empty node and what becomes empty above it."""
+        while len(path) > 1 and path in self.nodes:
+            node = self.nodes[path]
+            used = any(node.has) or node.incoming or node.receipts or node.loads or self.children(path)
+            if used:
+                break
+            del self.nodes[path]
+            path = path[:-1]
+            if path in self.nodes and not self.children(path):
+                self.became_leaf(HOST, path, by_failure=True)
+
+    def drop_below(self, path):
+        for other in sorted(self.below(path), key=len, reverse=True):
+            if other != path:
+                if not self.locked(other, HOST):
+                    self.nodes[other].has[HOST] = False
+                self.prune(other)
+
+    def evict_host(self, number, rank):
+        freed = 0
+        while freed < number and (path := self.victim(HOST, rank)):
+            del self.nodes[path]
+            freed += 1
+            parent = path[:-1]
+            self.prune(parent)
+            if parent in self.nodes and not self.children(parent):
+                self.became_leaf(HOST, parent)
+        return freed
+
+    def evict(self, number, rank):
+        freed, batch = 0, []
+        last, operation = None, None
+        while freed < number and (path := self.victim(DEVICE, rank)):
+            node = self.nodes[path]
+            bare = not node.has[HOST] and node.incoming is None
+            if bare and (self.config.write == WritePolicy.WRITE_BACK or self.children(path)) and self.capacity[HOST]:
+                joins = last is not None and last[:-1] == path
+                if not self.free(HOST, rank):
+                    self.evict_host(1, rank)
+                if self.free(HOST, rank) and (joins or self.vacant()):
+                    if not joins:
+                        operation = Operation(TransferKind.BACKUP, [])
+                        self.operations.append(operation)
+                        batch.append(operation)
+                    operation.members.append(path)
+                    node.incoming, last = operation, path
+            self.leave_device(path)
+            freed += 1
+        for operation in batch:
+            self.start(operation)
+        return freed
+
+    def leave_device(self, path):
+        node = self.nodes[path]
+        node.has[DEVICE], node.age[DEVICE] = False, None
+        if node.has[HOST]:
+            self.arrive(HOST, path, [path])
+        elif node.incoming is None:
+            self.drop_below(path)
+            self.prune(path)
+        parent = path[:-1]
+        if not any(self.nodes[child].has[DEVICE] for child in self.children(parent)):
+            self.became_leaf(DEVICE, parent)
+
+    # ---- operations ----
+
+    def vacant(self):
+        return len(self.operations) < self.config.max_operations
+
+    def start(self, operation):
+        failing = self.fails(operation.kind, len(operation.members))
+        operation.ok = [not bad for bad in failing]
+
+    def complete(self, held=()):
+        """Finish every operation whose kind is not held; returns those."""
+        ended = [operation for operation in self.operations if operation.kind not in held]
+        for operation in ended:
+            self.operations.remove(operation)
+            if operation.kind == TransferKind.BACKUP:
+                self.finish_backup(operation)
+            else:
+                self.finish_load(operation)
+        return ended
+
+    def arrived(self, operation, anchored):
+        """The members whose bytes, and those of all members above them, came: a suffix, since deepest comes first."""
+        failed = [index for index, ok in enumerate(operation.ok) if not ok]
+        return operation.members[max(failed, default=-1) + 1 :] if anchored else []
+
+    def finish_backup(self, operation):
+        above = self.nodes.get(operation.members[-1][:-1])
+        arrived = self.arrived(operation, above is None or any(above.has) or above.incoming is not None)
+        for path in operation.members:
+            self.nodes[path].incoming = None
+            self.nodes[path].has[HOST] = path in arrived
+        pending = [path for path in operation.members if not self.nodes[path].has[DEVICE]]
+        for path in arrived:
+            if path in pending:
+                self.arrive(HOST, path, [path])
+        for path in pending:
+            if path not in arrived and path in self.nodes:
+                self.drop_below(path)
+                self.prune(path)
+
+    def finish_load(self, operation):
+        above = self.nodes.get(operation.members[-1][:-1])
+        arrived = self.arrived(operation, above is None or above.has[DEVICE])
+        for path in operation.members:
+            self.nodes[path].incoming = None
+            self.nodes[path].has[DEVICE] = path in arrived
+        if arrived:
+            self.arrive(DEVICE, arrived[0], arrived)
+        self.nodes[operation.members[0]].loads -= 1
+        operation.published = len(arrived) == len(operation.members)
+        self.freed(operation.members[0])
+
+    def backup(self, path, hits, most):
+        started = 0
+        while started < most:
+            run = self.missing(path, hits)
+            room = len(run) if self.vacant() else 0
+            self.evict_host(room - self.free(HOST, path[0]), path[0])
+            number = min(room, self.free(HOST, path[0]))
+            if not number:
+                break
+            operation = Operation(TransferKind.BACKUP, run[len(run) - number :])
+            self.operations.append(operation)
+            for member in operation.members:
+                self.nodes[member].incoming = operation
+            self.start(operation)
+            started += number
+        return started
+
+    def missing(self, path, hits):
+        run = []
+        for prefix in reversed(self.prefixes(path)):
+            node = self.nodes[prefix]
+            if node.has[DEVICE] and not node.has[HOST] and node.incoming is None and node.hits >= hits:
+                run.append(prefix)
+            elif run:
+                break
+        return run
+
+    def load(self, path, held=()):
+        """Returns (status, paths that are loaded, shallowest first)."""
+        off = [p for p in self.prefixes(path) if not self.nodes[p].has[DEVICE]]
+        needed = [p for p in reversed(off) if self.nodes[p].incoming is None]
+        status = self.verdict(path, off, needed)
+        if status not in (Status.OK, Status.JOINED):
+            return status, []
+        if status == Status.OK:
+            rank, operation = path[0], Operation(TransferKind.LOAD_BACK, needed)
+            self.nodes[path].loads += 1
+            self.operations.append(operation)
+            self.evict(len(needed) - self.free(DEVICE, rank), rank)
+            for member in needed:
+                self.nodes[member].incoming = operation
+            # The write back of the victims starts first.
+            self.operations.remove(operation)
+            self.operations.append(operation)
+            self.start(operation)
+        self.complete(held)
+        there = path in self.nodes and self.nodes[path].has[DEVICE]
+        return (status, off) if there else (Status.STALE, [])
+
+    def verdict(self, path, off, needed):
+        if not off or not all(self.nodes[p].has[HOST] for p in off):
+            return Status.NOTHING
+        if not needed:
+            return Status.JOINED
+        if len(needed) * self.config.page_size < self.config.load_back_threshold:
+            return Status.BELOW_THRESHOLD
+        if not self.vacant():
+            return Status.TABLE_FULL
+        anchor = off[0][:-1]
+        kept = sum(not self.locked(p, DEVICE) for p in self.prefixes(anchor))
+        room = self.free(DEVICE, path[0]) + self.evictable(path[0]) - kept
+        return Status.OK if len(needed) <= room else Status.NO_ROOM
+
+    # ---- requests ----
+
+    def match(self, path, touch=True):
+        """Returns the device part and the usable part, as paths."""
+        device = usable = path[:1]
+        for prefix in self.prefixes(path):
+            node = self.nodes.get(prefix)
+            if node is None or not any(node.has):
+                break
+            usable = prefix
+            device = prefix if node.has[DEVICE] else device
+        if touch and self.config.policy not in BY_ARRIVAL:
+            if len(device) > 1:
+                self.touch(DEVICE, device)
+            if len(usable) > len(device):
+                self.touch(HOST, usable)
+        return device, usable
+
+    def insert(self, path, counted=0, priority=0):
+        """Returns the path that is in the tree now, how many pages of it were new to the device, and the wish list."""
+        known = [p for p in self.prefixes(path) if p in self.nodes]
+        loading = [p for p in known if self.reserved(self.nodes[p], DEVICE)]
+        inside = self.prefixes(path) if not loading else self.prefixes(loading[0][:-1])
+        new = [p for p in inside if p not in self.nodes or not self.nodes[p].has[DEVICE]]
+        for index, prefix in enumerate(inside):
+            if prefix in self.nodes:
+                node = self.nodes[prefix]
+                node.hits += index >= counted
+                node.priority = max(node.priority, priority)
+            else:
+                self.nodes[prefix] = Node(priority)
+            self.nodes[prefix].has[DEVICE] = True
+        self.lent[path[0]] -= len(new)
+        tip = inside[-1] if inside else path[:1]
+        if new:
+            self.arrive(DEVICE, tip, new)
+        elif inside and self.config.policy not in BY_ARRIVAL:
+            self.touch(DEVICE, tip)
+        return tip, len(new)
+
+    def write_through(self, tip):
+        """What an insert that ended at `tip` starts by itself; after the rest of its transition."""
+        threshold = self.config.backup_hits
+        nodes = [self.nodes[p] for p in self.prefixes(tip)]
+        wanted = [n for n in nodes if not n.has[HOST] and n.incoming is None and n.hits >= threshold > 0]
+        self.backup(tip, threshold, len(wanted))
+
+    def lock(self, path, receipt):
+        self.receipts[receipt] = path
+        if len(path) > 1:
+            self.nodes[path].receipts += 1
+
+    def unlock(self, receipt):
+        path = self.receipts.pop(receipt)
+        if len(path) > 1:
+            self.nodes[path].receipts -= 1
+            self.freed(path)
+
+    def freed(self, path):
+        """A lock at `path` is gone: what is free now comes back as touched."""
+        device = self.deepest(path, lambda node: node.has[DEVICE])
+        paged = self.deepest(path, lambda node: any(node.has))
+        self.prune(path)
+        if self.config.policy in BY_ARRIVAL:
+            return
+        if device and not self.locked(device, DEVICE):
+            self.touch(DEVICE, device)
+        if paged and paged != device and not self.locked(paged, DEVICE):
+            self.touch(HOST, paged)
+
+    def move_lock(self, receipt, path):
+        """A checkpoint: the receipt locks `path` from now on."""
+        old = self.receipts[receipt]
+        self.lock(path, receipt)
+        if len(old) > 1:
+            self.nodes[old].receipts -= 1
+            self.freed(old)
+
+    def allocate(self, number, rank):
+        short = number - self.free(DEVICE, rank)
+        if short > self.evictable(rank):
+            return False
+        self.evict(short, rank)
+        self.lent[rank] += number
+        return True
+
+    def reset(self):
+        self.nodes.clear()
+        self.operations.clear()
+        self.receipts.clear()

@@ -87,10 +87,12 @@ def timed(action: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Print the table."""
+def report(quick: bool) -> list[dict[str, Any]]:
+    """Print the table, and return its rows."""
+    found = []
     print("form    dtype     page KiB | plain      | backup     share       | load back  share     (GB/s best median)")
-    for row in rows(quick=True):
+    for row in rows(quick):
+        found.append(row)
         numbers = [
             f"{row[f'{name}_best']:5.1f} {row[f'{name}_median']:5.1f}" for name in ("plain", "backup", "load_back")
         ]
@@ -100,7 +102,4 @@ def main() -> None:
             f" | {numbers[1]} {shares[0]} | {numbers[2]} {shares[1]}",
             flush=True,
         )
-
-
-if __name__ == "__main__":
-    main()
+    return found

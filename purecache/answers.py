@@ -71,7 +71,8 @@ class Refusal:
     """A load back that was not carried out; compute those tokens instead."""
 
     status: Status
-    """Why: NO_ROOM, BELOW_THRESHOLD, TABLE_FULL, NOTHING, or STALE if the copy failed."""
+    """Why: NO_ROOM, BELOW_THRESHOLD, TABLE_FULL, NOTHING, or STALE if the copy failed or has not ended, or if the match
+    is out of date."""
 
 
 MESSAGES = {

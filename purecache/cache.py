@@ -118,10 +118,12 @@ class PrefixCache:
         """End a request: insert its whole pages, release duplicates and the pages behind them, and unlock."""
         size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
         tail = as_int32(pages)[int(prompt.pages) :]
-        if len(tail) > TAIL:
-            self.release(tail[TAIL:], rank=rank)
+        if len(tail) > TAIL and len(np.unique(pages)) < len(pages):
+            check(Status.BAD_PAGE)
         reply = self._run("finish", size, prompt, offer, padded(tail[:TAIL], TAIL), handle(receipt))
-        return self._inserted(reply)
+        inserted = self._inserted(reply)
+        self.release(tail[TAIL:], rank=rank)
+        return inserted
 
     def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
         """End a request without keeping anything: release its lent `pages` and unlock."""
@@ -196,15 +198,17 @@ class PrefixCache:
         The copy is dispatched, and the pages are part of the tree, when this returns; work dispatched later sees the
         bytes. Lock `match.node` before anything else may evict them.
         """
-        size = self._programs.bucket(match.host_length // self.config.page_size)
+        # Room for the whole match: its part on device may have been evicted since.
+        size = self._programs.bucket(match.length // self.config.page_size)
         reply = self._run("begin_load_back", size, np.int32(match.node))
         if reply.status not in (Status.OK, Status.JOINED):
-            check(reply.status)
+            check(min(reply.status, Status.OK))
             return Refusal(Status(reply.status))
-        published = self._driver.complete()
-        if reply.status == Status.OK and published.get((reply.operation, reply.generation)) != reply.number:
+        self._driver.complete()
+        pages = reply.pages[reply.pages != NONE]
+        if not self._driver.on_device(match.node) or len(pages) * self.config.page_size != match.host_length:
             return Refusal(Status.STALE)
-        return Load(reply.pages[reply.pages != NONE])
+        return Load(pages)
 
     def tick(self) -> int:
         """Take note of transfers that have ended; returns how many. Never blocks: call it once per scheduler step."""
@@ -294,7 +298,7 @@ class PrefixCache:
         started, size = 0, self._programs.bucket(most)
         while started < most:
             reply = self._run("begin_backup", size, np.int32(node), np.int32(hits))
-            check(reply.status)
+            check(min(reply.status, Status.OK))
             started += reply.number
             if reply.status != Status.OK:
                 break

@@ -11,10 +11,11 @@ from purecache.effects.interrupts import DeferredInterrupts
 from purecache.programs import ProgramTable
 from purecache.state import NONE, CacheConfig, CacheState, as_jax, empty_state
 from purecache.state.laws import violations
+from purecache.state.layout import Column
 from purecache.transitions import Handle, TransferKind
 
 
-def control_device() -> jax.Device:
+def control_device() -> Any:
     """The CPU device that the control plane runs on, whatever the default is. Raises RuntimeError if there is none."""
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -109,6 +110,10 @@ class Driver:
     def copy_state(self) -> CacheState:
         """A copy of the state, on the control device."""
         return as_jax(self._state(), control_device())
+
+    def on_device(self, node: int) -> bool:
+        """Whether a node's page is on device."""
+        return int(self._state().nodes[Column.DEVICE_PAGE, node]) >= 0
 
     def books(self) -> np.ndarray:
         """A copy of the scalars and accounts."""

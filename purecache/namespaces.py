@@ -20,12 +20,11 @@ def namespace_digest(
     A rank of None is a namespace of its own (it is accounted to rank 0). A tree of bigrams has its `first_token` here.
     Raises TypeError for a part that is neither None, bool, int, str, bytes nor a tuple of these.
     """
-    return _digest(namespace, rank is None, first_token).copy()
+    return _digest(_encode(("purecache-namespace-v1", namespace, rank is None, first_token))).copy()
 
 
 @lru_cache(maxsize=4096)
-def _digest(namespace: Namespace, no_rank: bool, first_token: int | None) -> np.ndarray:
-    record = _encode(("purecache-namespace-v1", namespace, no_rank, first_token))
+def _digest(record: bytes) -> np.ndarray:  # cached by the encoding, since 1 == True as keys of a cache
     return np.frombuffer(hashlib.blake2b(record, digest_size=16).digest(), "<i4").astype(np.int32)
 
 

@@ -91,7 +91,7 @@ def empty_state(config: CacheConfig) -> CacheState:
     return CacheState(**arrays, layout=layout)  # type: ignore[arg-type]
 
 
-def as_jax(state: CacheState, device: jax.Device | None = None) -> CacheState:
+def as_jax(state: CacheState, device: Any = None) -> CacheState:
     """The state as JAX arrays on `device`, copied: a transition may donate them without touching the original."""
     with jax.default_device(device):
         return jax.tree.map(lambda array: jnp.array(array, copy=True), state)

@@ -51,12 +51,6 @@ def add(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
     return state.replace(**{column: at.add(value, mode="drop", wrap_negative_indices=False)})
 
 
-def raise_to(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
-    """Make the entries at `index` at least `value`. Where the last index is NONE, nothing changes."""
-    at = getattr(state, column).at[_target(state, index)]
-    return state.replace(**{column: at.max(value, mode="drop", wrap_negative_indices=False)})
-
-
 def masked(condition: Any, index: Any) -> jax.Array:
     """`index` where `condition` holds, NONE elsewhere: a `put` there writes nothing."""
     return jnp.where(condition, index, NONE)

@@ -8,7 +8,7 @@ from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier
-from purecache.transitions.columns import add, book, count, look, masked, put, raise_to, when
+from purecache.transitions.columns import add, book, count, look, masked, put, when
 from purecache.transitions.lend import all_lent_once
 from purecache.transitions.nodes import add_to_hash
 from purecache.transitions.orders import arrive, touch
@@ -148,13 +148,12 @@ def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
     state, lent = all_lent_once(state, prompt.rank, foreign)
     status = jnp.where(good, jnp.where(lent & ~missing, Status.OK, Status.BAD_PAGE), Status.BAD_LENGTH)
     status = jnp.where(good_rank, status, Status.BAD_RANK)
-
-    def apply(state: CacheState) -> CacheState:
-        state = _create(count(state, CLOCK=1), prompt, offer, plan)
-        return _adopt(state, prompt, offer, plan)
-
-    state = when(status == Status.OK, apply, state)
     ok = status == Status.OK
+    state = count(state, CLOCK=ok)
+    # Most inserts find most of the prompt in the tree: the writes for new pages are left out where there are none.
+    state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan), state)
+    state = when(ok & jnp.any(plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
+    state = _use(state, prompt, offer, plan, ok)
     state, pages = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
     inside = (index < plan.length) & ok
     last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
@@ -169,22 +168,31 @@ def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
 
 
 def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
-    """Book the offered pages as the tree's, count hits, raise priorities and touch the path."""
-    index = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32)
+    """Book the offered pages as the tree's, and list the deepest of them."""
     takers, parents = masked(plan.adopt, plan.nodes), masked(plan.adopt, plan.parents)
     state = set_pages(state, prompt.rank, takers, device=offer.pages)
     taken = jnp.sum(plan.adopt, dtype=jnp.int32)
     state = book(state, Account.LENT, Tier.DEVICE, prompt.rank, -taken)
     state = add(state, "nodes", (Column.DEVICE_CHILDREN, parents), 1)
     state = own_pages(state, Tier.DEVICE, prompt.rank, masked(plan.adopt, offer.pages), plan.nodes)
-    hit = masked(plan.known & (index >= offer.counted), plan.nodes)
-    state = add(state, "nodes", (Column.HITS, hit), 1)
-    state = raise_to(state, "nodes", (Column.PRIORITY, masked(plan.known, plan.nodes)), offer.priority)
-    last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
-    tip = masked(plan.length > 0, last)
-    arrives = plan.adopt[jnp.maximum(plan.length - 1, 0)]
-    state = touch(state, Tier.DEVICE, masked(~arrives, tip), prompt.rank)
-    return arrive(state, Tier.DEVICE, masked(arrives, tip), prompt.rank)
+    # What is on device is closed upwards, so that the adopted pages are the end of the path.
+    return arrive(state, Tier.DEVICE, plan.nodes[jnp.maximum(plan.length - 1, 0)], prompt.rank)
+
+
+def _use(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ok: jax.Array) -> CacheState:
+    """Count the hits of pages that were there, raise priorities and touch the path."""
+    index = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32)
+    known = masked(plan.known & ok, plan.nodes)
+    state, lower = look(state, lambda state: (known != NONE) & (state.nodes[Column.PRIORITY, known] < offer.priority))
+    state = when(
+        jnp.any(lower),
+        lambda state: put(state, "nodes", (Column.PRIORITY, masked(lower, known)), offer.priority),
+        state,
+    )
+    state = add(state, "nodes", (Column.HITS, masked(index >= offer.counted, known)), 1)
+    last = jnp.maximum(plan.length - 1, 0)
+    used = ok & (plan.length > 0) & ~plan.adopt[last]
+    return touch(state, Tier.DEVICE, masked(used, plan.nodes[last]), prompt.rank)
 
 
 def _wanted(state: CacheState, plan: _Plan) -> jax.Array:

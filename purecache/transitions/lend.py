@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import FREE, LENT, Account, Shelf, Tier
@@ -24,21 +25,28 @@ def all_lent_once(state: CacheState, rank: jax.Array, pages: jax.Array) -> tuple
     Twins are found without sorting: each entry signs its page with its own number and looks whose name stands there.
     """
     given = pages >= 0
-    state, owner = look(state, owners_of, rank, pages)
-    lent = owner == LENT
-    signer = LENT - 1 - jnp.arange(pages.shape[0], dtype=jnp.int32)
-    mine = masked(given & lent, pages)
-    state = own_pages(state, Tier.DEVICE, rank, mine, signer)
-    state, signed = look(state, owners_of, rank, mine)
-    state = own_pages(state, Tier.DEVICE, rank, mine, jnp.full_like(mine, LENT))
-    return state, jnp.all(~given | (lent & (signed == signer)))
+
+    def inspect(state: CacheState) -> tuple[CacheState, jax.Array]:
+        state, owner = look(state, owners_of, rank, pages)
+        lent = owner == LENT
+        signer = LENT - 1 - jnp.arange(pages.shape[0], dtype=jnp.int32)
+        mine = masked(given & lent, pages)
+        state = own_pages(state, Tier.DEVICE, rank, mine, signer)
+        state, signed = look(state, owners_of, rank, mine)
+        state = own_pages(state, Tier.DEVICE, rank, mine, jnp.full_like(mine, LENT))
+        return state, jnp.all(~given | (lent & (signed == signer)))
+
+    return lax.cond(jnp.any(given), inspect, lambda state: (state, jnp.bool_(True)), state)
 
 
 def give_back(state: CacheState, rank: jax.Array, pages: jax.Array) -> CacheState:
     """Free lent pages; NONE entries are skipped. The caller has checked them."""
     number = jnp.sum(pages >= 0, dtype=jnp.int32)
-    state = book(state, Account.LENT, Tier.DEVICE, rank, -number)
-    return give_pages(state, Tier.DEVICE, rank, pages)
+
+    def give(state: CacheState) -> CacheState:
+        return give_pages(book(state, Account.LENT, Tier.DEVICE, rank, -number), Tier.DEVICE, rank, pages)
+
+    return when(number > 0, give, state)
 
 
 def allocate(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Lent]:

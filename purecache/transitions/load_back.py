@@ -87,6 +87,8 @@ def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadB
     state = count(state, CLOCK=live, LOADS_REFUSED=refused)
     pinned, number = masked(go, node), jnp.where(go, chain.needed, 0)
     state = lock_path(lock_path(state, Tier.HOST, pinned), Tier.DEVICE, pinned)
+    # Before the eviction, whose write back would take the last vacant operation.
+    state, handle = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
     short = jnp.maximum(number - free_count(state, Tier.DEVICE, rank), 0)
     state, _, write_back = evict_device_pages(state, rank, short, size)
     wanted = jnp.where(go | (status == Status.JOINED), chain.length, 0)
@@ -95,7 +97,6 @@ def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadB
     state, target = take_pages(state, Tier.DEVICE, rank, number, size, Account.IN_FLIGHT)
     state = own_pages(state, Tier.DEVICE, rank, target, members)
     state = put(state, "nodes", (Column.INCOMING_PAGE, members), target)
-    state, handle = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
     state, source = look(state, lambda state: state.nodes[Column.HOST_PAGE, members])
     state, pages = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     index = jnp.arange(size, dtype=jnp.int32)

@@ -4,6 +4,7 @@ A node's references are its own receipts and operations plus its locked children
 the part of it that was not locked before. A node with references is protected.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Account, Column, Ledger, Scalar, Tier
+from purecache.state.layout import LOCKS, NONE, TIERS, Account, Column, Ledger, Scalar, Tier
 from purecache.transitions.columns import add, count, look, masked, put, when
-from purecache.transitions.nodes import prune
+from purecache.transitions.nodes import is_empty, prune
 from purecache.transitions.orders import touch
 from purecache.transitions.standing import evictable, move_between, standing_of
 from purecache.transitions.vocabulary import Locked, Status, Step, Unlocked
@@ -84,23 +85,41 @@ def lock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
 
 
 def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
-    """Undo one `lock_path`; a node that is free again comes back into the order as touched, or goes if it is empty."""
+    """Undo one `lock_path`; what is free again comes back into the orders as touched, or goes if it is empty.
+
+    While they were locked, the entries of the path may have been dropped; only its deepest page needs one. That is not
+    always the page of `node`, which can have lost it, or have it on host alone.
+    """
     state, rank = look(state, rank_of, node)
     state, moved = hold(state, tier, node, -1)
     state = move_between(state, rank, moved, Account.PROTECTED, Account.EVICTABLE)
-    state, (device, host, pending, inner, locked) = look(state, _presence, node)
-    freed = (node >= 0) & ~locked
-    state = touch(state, Tier.DEVICE, masked(freed & device, node), rank)
-    state = touch(state, Tier.HOST, masked(freed & host & ~device, node), rank)
-    empty = freed & ~(device | host | pending | inner)
+    state, (device, host, empty) = look(state, _freed, node)
+    state = touch(state, Tier.DEVICE, device, rank)
+    state = touch(state, Tier.HOST, host, rank)
     return when(empty, lambda state: prune(state, node), state)
 
 
-def _presence(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
-    device, host, incoming = (state.nodes[row, node] >= 0 for row in PAGES)
-    inner = state.nodes[Column.FIRST_CHILD, node] != NONE
-    locked = (state.nodes[Column.DEVICE_LOCKS, node] > 0) | (state.nodes[Column.HOST_LOCKS, node] > 0)
-    return device, host, incoming, inner, locked
+def _freed(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
+    """What the end of a lock on `node` frees: the deepest page on device and the deepest one that only host has, of the
+    path (NONE if locked still), and whether the node is empty."""
+    nodes = state.layout.nodes
+
+    def climb_to(found: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        def more(node: jax.Array) -> jax.Array:
+            return (node >= 0) & (node < nodes) & ~found(node)
+
+        return lax.while_loop(more, lambda node: state.nodes[Column.PARENT, node], node)
+
+    def on_device(node: jax.Array) -> jax.Array:
+        return state.nodes[Column.DEVICE_PAGE, node] >= 0
+
+    def loose(node: jax.Array, wanted: jax.Array) -> jax.Array:
+        free = jnp.all(state.nodes[LOCKS, node] == 0)
+        return masked((node >= 0) & (node < nodes) & wanted & free, node)
+
+    device = climb_to(on_device)
+    paged = climb_to(lambda node: on_device(node) | (state.nodes[Column.HOST_PAGE, node] >= 0))
+    return loose(device, on_device(device)), loose(paged, ~on_device(paged)), is_empty(state, node)
 
 
 def issue(state: CacheState, node: jax.Array) -> tuple[CacheState, ReceiptHandle]:

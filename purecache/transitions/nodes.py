@@ -7,7 +7,7 @@ from jax import lax
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put, when
-from purecache.transitions.orders import drop_entry
+from purecache.transitions.orders import ALWAYS_NEXT, NEWEST_FIRST, drop_entry, listed, place, rule
 from purecache.transitions.pages import give_pages
 from purecache.transitions.standing import set_pages
 from purecache.transitions.walk import bucket_of, namespace_of, page_at
@@ -63,7 +63,10 @@ def is_empty(state: CacheState, node: jax.Array) -> jax.Array:
 
 
 def prune(state: CacheState, node: jax.Array) -> CacheState:
-    """Remove `node` if it is empty, then its parent if that has become empty, and so on upwards."""
+    """Remove `node` if it is empty, then its parent if that has become empty, and so on upwards.
+
+    A page that only host has, and that is a leaf now, is the next victim unless it is listed already.
+    """
 
     def up(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
         state, node = carry
@@ -73,7 +76,16 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
     def more(carry: tuple[CacheState, jax.Array]) -> jax.Array:
         return is_empty(*carry)
 
-    return lax.while_loop(more, up, (state, node))[0]
+    def plan(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
+        device, host, incoming = state.nodes[PAGES, node]
+        leaf = (node >= 0) & (node < state.layout.nodes) & (state.nodes[Column.FIRST_CHILD, node] == NONE)
+        wanted = ~listed(state, Tier.HOST, node) | rule(state, ALWAYS_NEXT)
+        next_victim = leaf & (host >= 0) & (device < 0) & (incoming < 0) & wanted
+        return masked(next_victim, node), state.nodes[Column.RANK, node]
+
+    state, node = lax.while_loop(more, up, (state, node))
+    state, (survivor, rank) = look(state, plan, node)
+    return place(state, Tier.HOST, survivor, rank, rule(state, NEWEST_FIRST))
 
 
 def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> CacheState:

@@ -6,6 +6,8 @@ leaf goes, its parent, now a leaf, takes its place. So the order of victims is t
 the work is proportional to the pages evicted.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -17,18 +19,18 @@ from purecache.transitions.columns import look, masked, put
 OLDER, NEWER = 0, 1
 """Rows of an order: the neighbour towards the oldest entry, and towards the newest."""
 
-#                 touch moves  newest first  locked entries  inner entries  a new leaf always
-#                 the entry                  stay            stay           takes its child's place
+#                 touch moves  newest first  locked entries  a new leaf always
+#                 the entry                  stay            takes its child's place
 POLICY_TABLE = {
-    Policy.LRU: (True, False, False, False, False),
-    Policy.MRU: (True, True, False, False, True),
-    Policy.FIFO: (False, False, True, False, False),
-    Policy.FILO: (False, True, True, True, False),
-    Policy.LFU: (True, False, False, False, False),
-    Policy.SLRU: (True, False, False, False, False),
-    Policy.PRIORITY: (True, False, False, False, False),
+    Policy.LRU: (True, False, False, False),
+    Policy.MRU: (True, True, False, True),
+    Policy.FIFO: (False, False, True, False),
+    Policy.FILO: (False, True, True, False),
+    Policy.LFU: (True, False, False, False),
+    Policy.SLRU: (True, False, False, False),
+    Policy.PRIORITY: (True, False, False, False),
 }
-MOVES, NEWEST_FIRST, KEEPS_LOCKED, KEEPS_INNER, ALWAYS_NEXT = range(5)
+MOVES, NEWEST_FIRST, KEEPS_LOCKED, ALWAYS_NEXT = range(4)
 
 
 def rule(state: CacheState, column: int) -> jax.Array:
@@ -55,11 +57,20 @@ def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
 def place(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
     """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing."""
 
-    def plan(state: CacheState) -> tuple[jax.Array, ...]:
+    def ends(state: CacheState) -> tuple[jax.Array, jax.Array]:
         order, head = state.orders[tier], head_of(state, node, rank)
-        older = jnp.where(newest, order[OLDER, head], head)
-        newer = jnp.where(newest, head, order[NEWER, head])
-        return order[OLDER, node], order[NEWER, node], older, newer
+        return jnp.where(newest, order[OLDER, head], head), jnp.where(newest, head, order[NEWER, head])
+
+    return place_between(state, tier, node, ends)
+
+
+def place_between(
+    state: CacheState, tier: Tier, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, jax.Array]]
+) -> CacheState:
+    """Move `node` between the neighbouring entries `ends(state)`, older and newer. NONE places nothing."""
+
+    def plan(state: CacheState) -> tuple[jax.Array, ...]:
+        return state.orders[tier, OLDER, node], state.orders[tier, NEWER, node], *ends(state)
 
     state, (left, right, older, newer) = look(state, plan)
     there = (older == node) | (newer == node) | (node < 0)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import Ledger, Scalar, Tier
+from purecache.state.layout import NONE, Ledger, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import all_lent_once, give_back
@@ -34,7 +34,7 @@ def finish(state: CacheState, prompt: Prompt, offer: Offer, tail: jax.Array, rec
     state, tail_lent = all_lent_once(state, jnp.clip(prompt.rank, 0, state.layout.ranks - 1), tail)
     twice = jnp.any((tail[:, None] == offer.pages[None, :]) & (tail[:, None] >= 0)) if tail.shape[0] else False
     checked = known & tail_lent & ~twice
-    blocked = prompt._replace(pages=jnp.where(checked, prompt.pages, 0))
+    blocked = prompt._replace(pages=jnp.where(checked, prompt.pages, NONE))
     state, _, reply = insert(state, blocked, offer)
     ok = checked & (reply.status == Status.OK)
     state, node = redeem(state, receipt, ok)
@@ -76,7 +76,7 @@ def checkpoint(state: CacheState, prompt: Prompt, offer: Offer, receipt: Receipt
     receipt is not good, nothing is changed.
     """
     state, known = look(state, is_good, receipt)
-    blocked = prompt._replace(pages=jnp.where(known, prompt.pages, 0))
+    blocked = prompt._replace(pages=jnp.where(known, prompt.pages, NONE))
     state, _, reply = insert(state, blocked, offer)
     ok = known & (reply.status == Status.OK)
     state = lax.cond(ok, lambda state: give_back(state, prompt.rank, reply.duplicates), lambda state: state, state)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, PAGES, Column, Tier
+from purecache.state.layout import NONE, Column, Tier
 from purecache.transitions.columns import look, masked
 from purecache.transitions.orders import (
     ALWAYS_NEXT,
-    KEEPS_INNER,
     KEEPS_LOCKED,
     NEWER,
     NEWEST_FIRST,
@@ -19,7 +18,7 @@ from purecache.transitions.orders import (
     drop_entry,
     head_of,
     listed,
-    place,
+    place_between,
     rule,
 )
 
@@ -51,9 +50,9 @@ def _is_leaf(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
 
 
 def _is_resident(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
-    """Whether eviction from `tier` concerns this node: on device, or on host alone."""
-    device, host, incoming = (state.nodes[row, node] >= 0 for row in PAGES)
-    return device if tier == Tier.DEVICE else host & ~device & ~incoming
+    """Whether eviction from `tier` concerns this node: on device, or on host alone (locked, while it is loaded)."""
+    device, host = state.nodes[Column.DEVICE_PAGE, node] >= 0, state.nodes[Column.HOST_PAGE, node] >= 0
+    return device if tier == Tier.DEVICE else host & ~device
 
 
 def _is_locked(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
@@ -74,7 +73,7 @@ def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tupl
         node = jnp.where(at_head, 0, cursor.entry)
         resident, leaf = _is_resident(state, tier, node), _is_leaf(state, tier, node)
         locked = _is_locked(state, tier, node)
-        stays = (rule(state, KEEPS_LOCKED) | ~locked) & (rule(state, KEEPS_INNER) | leaf)
+        stays = (rule(state, KEEPS_LOCKED) | ~locked) & leaf
         follower = jnp.where(
             at_head,
             _next_entry(state, tier, jnp.minimum(cursor.head + 1, last - 1)),
@@ -110,10 +109,16 @@ def step_back(
         leaf = is_node & _is_leaf(state, tier, node) & _is_resident(state, tier, node)
         free = ~_is_locked(state, tier, node) | rule(state, KEEPS_LOCKED)
         unlisted = ~listed(state, tier, node)
-        return leaf & free & (unlisted | rule(state, ALWAYS_NEXT)), head_of(state, node, rank)
+        head = head_of(state, node, rank)
+        # Among the entries before the victim there may be locked ones, so its place isn't always the end of the list.
+        behind = jnp.where(head == cursor.head, follower, _next_entry(state, tier, head))
+        backward = rule(state, NEWEST_FIRST)
+        beyond = state.orders[tier, jnp.where(backward, NEWER, OLDER), behind]
+        older, newer = jnp.where(backward, behind, beyond), jnp.where(backward, beyond, behind)
+        return leaf & free & (unlisted | rule(state, ALWAYS_NEXT)), head, older, newer
 
-    state, (next_victim, head) = look(state, plan)
-    state = place(state, tier, masked(next_victim, parent), rank, rule(state, NEWEST_FIRST))
+    state, (next_victim, head, older, newer) = look(state, plan)
+    state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer))
     back = next_victim & (head <= cursor.head)
     entry = jnp.where(back, parent, follower)
     return state, Cursor(entry, jnp.where(back, head, cursor.head))

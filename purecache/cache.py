@@ -1,6 +1,6 @@
 """The facade: one object that owns the current state of a cache and carries out its effects."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -269,9 +269,18 @@ class PrefixCache:
         """Every law that the current state breaks; none, if the cache is sound."""
         return violations(self._driver.copy_state())
 
-    def warm(self, tokens: int, progress: Callable[[int, int, str], None] | None = None) -> int:
-        """Compile everything for prompts of up to so many tokens; returns the number of new programs."""
-        new = self._programs.warm(-(-tokens // self.config.page_size), progress=progress)
+    def warm(
+        self,
+        tokens: int,
+        names: Iterable[str] | None = None,
+        progress: Callable[[int, int, str], None] | None = None,
+    ) -> int:
+        """Compile the programs for prompts of up to so many tokens; returns the number of new ones.
+
+        names: the methods that will be used (see `purecache.programs.TABLE`; default: all). `progress(done, total,
+        name)` is called after each program.
+        """
+        new = self._programs.warm(-(-tokens // self.config.page_size), names, progress)
         self._driver.plane.warm()
         return new
 

@@ -167,8 +167,12 @@ class Program:
         return {"temp_bytes": memory.temp_size_in_bytes, "aliased_bytes": memory.alias_size_in_bytes}
 
 
+_compiled: dict[tuple[Any, ...], Program] = {}
+"""Every program of this process: caches of one layout share them."""
+
+
 class ProgramTable:
-    """The programs of one layout, compiled when first used or by `warm`. Sizes are powers of two."""
+    """The programs of one cache, compiled when first used or by `warm`. Sizes are powers of two."""
 
     def __init__(self, state: CacheState, smallest: int = SMALLEST) -> None:
         """For states like `state`; prompts of up to `smallest` pages share the smallest program."""
@@ -204,16 +208,18 @@ class ProgramTable:
         size = size if TABLE[name].sized else 0
         program = self._programs.get((name, size))
         if program is None:
-            program = Program(TABLE[name], self._layout, size, self._shape)
-            self._programs[name, size] = program
+            key = (name, size, self._layout, self._shape.books.sharding)
+            if key not in _compiled:
+                _compiled[key] = Program(TABLE[name], self._layout, size, self._shape)
+            program = self._programs[name, size] = _compiled[key]
         return program
 
     def warm(
         self, pages: int, names: Iterable[str] | None = None, progress: Callable[[int, int, str], None] | None = None
     ) -> int:
-        """Compile every program for prompts of up to `pages` pages, two at a time; returns how many were new.
+        """Compile the programs named (default: all) for prompts of up to `pages` pages; returns how many were new.
 
-        `progress(done, total, name)` is called after each.
+        Two at a time; `progress(done, total, name)` is called after each.
         """
         wanted = [
             (name, size)

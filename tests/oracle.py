@@ -331,7 +331,7 @@ class Oracle:
         return device, usable
 
     def insert(self, path, counted=0, priority=0):
-        """Returns the path that is in the tree now, how many pages of it were new to the device, and the wish list."""
+        """Returns the part of `path` that is in the tree now."""
         known = [p for p in self.prefixes(path) if p in self.nodes]
         loading = [p for p in known if self.reserved(self.nodes[p], DEVICE)]
         inside = self.prefixes(path) if not loading else self.prefixes(loading[0][:-1])
@@ -350,7 +350,7 @@ class Oracle:
             self.arrive(DEVICE, tip, new)
         elif inside and self.config.policy not in BY_ARRIVAL:
             self.touch(DEVICE, tip)
-        return tip, len(new)
+        return tip
 
     def write_through(self, tip):
         """What an insert that ended at `tip` starts by itself; after the rest of its transition."""

@@ -1,4 +1,4 @@
-"""What the tests of the core share: compiled programs by layout, pools with recognisable bytes, a gate with a script."""
+"""What the tests of the core share: compiled programs, pools with recognisable bytes, a gate with a script."""
 
 import hashlib
 from functools import cache
@@ -11,7 +11,6 @@ from purecache.cache import PrefixCache
 from purecache.effects import Gate, Interpreter
 from purecache.inputs import Inputs
 from purecache.namespaces import namespace_digest
-from purecache.programs import ProgramTable
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.layout import Column
 

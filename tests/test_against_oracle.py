@@ -16,6 +16,7 @@ from purecache.state.layout import Account, Column
 from purecache.transitions import Status, TransferKind
 
 settings.register_profile("default", max_examples=60, stateful_step_count=40)
+settings.register_profile("soak", max_examples=400, stateful_step_count=50)
 settings.register_profile("deep", max_examples=3000, stateful_step_count=60)
 PROFILE = settings.get_profile(os.environ.get("PURECACHE_HYPOTHESIS", "default"))
 
@@ -62,7 +63,7 @@ class AgainstOracle(RuleBasedStateMachine):
     def begin(self, config, policy, write, threshold):
         values = {**vars(config), "policy": policy, "write": write, "load_back_threshold": threshold}
         self.config = type(config)(**values)
-        self.cache, self.gate = new_cache(self.config, check_laws=True)
+        self.cache, self.gate = new_cache(self.config, check_laws=False)
         self.oracle = Oracle(self.config, lambda kind, number: self.gate.fails(kind, number))
         self.returned, self.epoch = [], 0
 
@@ -175,7 +176,7 @@ class AgainstOracle(RuleBasedStateMachine):
 
     def inserted(self, got, request, path, priority):
         known = self.oracle.match(path, touch=False)[0]
-        tip, new = self.oracle.insert(path, request.counted, priority)
+        tip = self.oracle.insert(path, request.counted, priority)
         assert got.length == self.config.page_size * (len(tip) - 1)
         offered = request.pages[: len(known) - 1][: len(tip) - 1]
         assert got.duplicates.tolist() == [page for page in offered.tolist() if page in request.lent]
@@ -316,6 +317,7 @@ class AgainstOracle(RuleBasedStateMachine):
 
     @invariant()
     def same_as_oracle(self):
+        assert self.cache.violations() == []
         state, config = self.cache.state, self.config
         nodes, tree = np.array(state.nodes), tree_of(state, NAMES)
         pool = np.array(self.cache.pool)

@@ -13,6 +13,22 @@ from purecache.effects.interpreter import Interpreter
 from purecache.state.config import CacheConfig
 
 
+PROGRAMS = (
+    "admit",
+    "lock",
+    "unlock",
+    "allocate",
+    "checkpoint",
+    "finish",
+    "abort",
+    "begin_backup",
+    "finish_backup",
+    "begin_load_back",
+    "finish_load_back",
+)
+"""The transitions that the engine uses."""
+
+
 class CachedMemory:
     """Lends pages of a PrefixCache: prompts are matched, locked and loaded back, and computed pages are inserted."""
 
@@ -36,7 +52,7 @@ class CachedMemory:
 
     def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
         """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
-        self.cache.warm(longest, progress)
+        self.cache.warm(longest, PROGRAMS, progress)
 
     @property
     def pool(self) -> Pool:

@@ -34,21 +34,30 @@ def look(state: CacheState, view: Callable[..., View], *args: Any) -> tuple[Cach
     return state.replace(token=token), value
 
 
-def _target(state: CacheState, index: Any) -> Any:
-    *rows, last = index if isinstance(index, tuple) else (index,)
-    return (*rows, jnp.where(state.token >= 0, last, NONE))
-
-
 def put(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
     """Write `value` at `index` of the array named `column`. Where the last index is NONE, nothing is written."""
-    at = getattr(state, column).at[_target(state, index)]
-    return state.replace(**{column: at.set(value, mode="drop", wrap_negative_indices=False)})
+    return _write(state, column, index, value, lambda old: value, "set")
 
 
 def add(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
     """Add `value` at `index` of the array named `column`. Where the last index is NONE, nothing is added."""
-    at = getattr(state, column).at[_target(state, index)]
-    return state.replace(**{column: at.add(value, mode="drop", wrap_negative_indices=False)})
+    return _write(state, column, index, value, lambda old: old + value, "add")
+
+
+def _write(
+    state: CacheState, column: str, index: Any, value: Any, new: Callable[[jax.Array], Any], scatter: str
+) -> CacheState:
+    array = getattr(state, column)
+    *rows, last = index if isinstance(index, tuple) else (index,)
+    last = jnp.where(state.token >= 0, last, NONE)
+    if any(jnp.ndim(each) for each in (*rows, last)):
+        at = getattr(array.at[(*rows, last)], scatter)
+        return state.replace(**{column: at(value, mode="drop", wrap_negative_indices=False)})
+    # For one entry the same as a slice update: it compiles to a third of the kernels.
+    start = [jnp.asarray(each, jnp.int32) for each in (*rows, jnp.maximum(last, 0))]
+    old = lax.dynamic_slice(array, start, (1,) * array.ndim, allow_negative_indices=False)
+    entry = jnp.where(last >= 0, new(old), old)
+    return state.replace(**{column: lax.dynamic_update_slice(array, entry, start, allow_negative_indices=False)})
 
 
 def masked(condition: Any, index: Any) -> jax.Array:

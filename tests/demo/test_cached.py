@@ -7,7 +7,6 @@ from purecache.demo.cached import CachedMemory
 from purecache.demo.conversations import Script, converse
 from purecache.demo.memory import PlainMemory
 from purecache.demo.scheduler import Engine, Request
-from purecache.programs import ProgramTable
 from purecache.state.config import CacheConfig
 
 PAGE = 4
@@ -15,25 +14,13 @@ DEVICE_PAGES = 20
 
 
 @pytest.fixture
-def memory_of(programs, monkeypatch):
-    """Build a memory whose cache checks all its laws after every call; programs of one layout are compiled once."""
-    monkeypatch.setattr("purecache.driver.ProgramTable", shared_table)
-
+def memory_of(programs):
+    """Build a memory whose cache checks all its laws after every call."""
     def build(**options):
         config = CacheConfig(PAGE, DEVICE_PAGES, host_pages=64, load_back_threshold=1, **options)
         return CachedMemory.build(config, programs.pool(DEVICE_PAGES), longest=96, check_laws=True)
 
     return build
-
-
-TABLES: dict[tuple[object, int], ProgramTable] = {}
-
-
-def shared_table(state, smallest):
-    key = (state.layout, smallest)
-    if key not in TABLES:
-        TABLES[key] = ProgramTable(state, smallest)
-    return TABLES[key]
 
 
 def scripts(small):

@@ -1,0 +1,242 @@
+"""Every law is seen to be broken when it is: each test damages one entry of a sound state."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+from support import new_cache, serve, tiny, tree_of
+from support import digest_of as digest
+
+from purecache.state import NONE, CacheConfig, ConfigError, as_jax, empty_state
+from purecache.state.laws import assert_laws, assert_shapes, broken_laws, violations
+from purecache.state.layout import LENT, Account, Column, Ledger, Scalar, Shelf, Tier
+from purecache.transitions import TransferKind
+
+A, ABC, D, X = [1, 1], [1, 1, 2, 2, 3, 3], [4, 4], [7, 7]
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """A state with everything in it, and its nodes by last token.
+
+    Node 1 is on device and host and locked, 9 below it too; 2 and 3 are being loaded below it; 4 is on host alone; 7 is being backed
+    up; a page is lent. All of rank 0.
+    """
+    cache, gate = new_cache(tiny())
+    for prompt in (D, ABC):
+        serve(cache, prompt)
+    cache.drain()
+    cache.evict(3)
+    serve(cache, A + [9, 9])
+    cache.drain()
+    gate.holding = set(TransferKind)
+    serve(cache, X)
+    cache.lock(cache.match(A).node)
+    cache.load_back(cache.match(ABC))
+    cache.allocate(1)
+    state = cache.state
+    names = {digest(None, False): None}
+    nodes = {path[-1][-1] if len(path) > 2 else path[-1][1][-1]: node for path, node in tree_of(state, names).items()}
+    assert sorted(nodes) == [1, 2, 3, 4, 7, 9]
+    return jax.tree.map(np.array, state), nodes
+
+
+def copy_of(state):
+    return jax.tree.map(np.array, state)
+
+
+def column(row, node, value):
+    """Damage: write `value` for the node whose last token is `node`."""
+
+    def damage(state, nodes):
+        state.nodes[row, nodes[node]] = nodes.get(value, value) if isinstance(value, int) else value(state, nodes)
+
+    return damage
+
+
+def free_id(state):
+    return int(state.nodes[Column.FREE_NODES, 0])
+
+
+def dead(row, value):
+    def damage(state, nodes):
+        state.nodes[row, free_id(state)] = value
+
+    return damage
+
+
+def books(index, change):
+    def damage(state, nodes):
+        state.books[index if isinstance(index, int) else state.layout.account(*index)] += change
+
+    return damage
+
+
+def owner(node, value):
+    def damage(state, nodes):
+        state.shelves[Shelf.OWNERS, state.nodes[Column.DEVICE_PAGE, nodes[node]]] = value
+
+    return damage
+
+
+def stack_twice(state, nodes):
+    state.shelves[Shelf.FREE_PAGES, 0] = state.shelves[Shelf.FREE_PAGES, 1]
+
+
+def ledger(row, find, value):
+    def damage(state, nodes):
+        state.ledger[row, np.flatnonzero(state.ledger[find] != NONE)[0]] = value
+
+    return damage
+
+
+def host_parent_lost(state, nodes):
+    state.nodes[Column.HOST_PAGE, nodes[2]] = state.nodes[Column.INCOMING_PAGE, nodes[2]] = NONE
+
+
+def unlink_order(state, nodes):
+    """Node 4 out of the host order, as an entry that was dropped and not listed again."""
+    order, node = state.orders[Tier.HOST], nodes[4]
+    older, newer = order[:, node]
+    order[1, older], order[0, newer] = newer, older
+    order[:, node] = NONE
+
+
+def free_node_live(state, nodes):
+    state.nodes[Column.FREE_NODES, 0] = nodes[1]
+
+
+def tokens_of(node, like):
+    def damage(state, nodes):
+        size = state.layout.page_size
+        table = state.tokens.reshape(-1, size)
+        table[nodes[node]] = table[nodes[like]]
+
+    return damage
+
+
+def chain_lost(state, nodes):
+    state.links[: state.layout.buckets] = NONE
+
+
+EVICTABLE = (Account.EVICTABLE, Tier.DEVICE, 0)
+DAMAGE = {
+    "the parent of a node is live": column(Column.PARENT, 4, lambda state, nodes: free_id(state)),
+    "a node is of its parent's rank": column(Column.RANK, 4, 1),
+    "device children are counted": column(Column.DEVICE_CHILDREN, 7, 9),
+    "a node has a first child iff it has children": column(Column.FIRST_CHILD, 2, NONE),
+    "free nodes and live nodes are all nodes": books(int(Scalar.FREE_NODES), -1),
+    "the parent of a page on device is on device": column(Column.DEVICE_PAGE, 1, NONE),
+    "the parent of a page on host has a page or waits for one": host_parent_lost,
+    "a node has a page, a child or a lock": column(Column.HOST_PAGE, 4, NONE),
+    "no dead node has a page": dead(Column.HOST_PAGE, 5),
+    "an operation brings a page to one tier only": column(Column.INCOMING_PAGE, 1, 5),
+    "accounts are true (device, rank 0)": books(EVICTABLE, 1),
+    "pages add up to the capacity (device, rank 0)": books(EVICTABLE, 1),
+    "the owner of a page holds it (device, rank 0)": owner(7, lambda *_: 0),
+    "a page on the free-list is free, once (device, rank 0)": stack_twice,
+    "every page of a node is owned by it (device, rank 0)": owner(7, LENT),
+    "accounts are true (host, rank 1)": books((Account.LENT, Tier.HOST, 1), 1),
+    "pages add up to the capacity (host, rank 1)": books((Account.FREE, Tier.HOST, 1), -1),
+    "device locks are receipts, operations and locked children": column(Column.DEVICE_LOCKS, 1, 0),
+    "host locks are receipts, operations and locked children": column(Column.HOST_LOCKS, 3, 0),
+    "no dead node is locked (device)": dead(Column.DEVICE_LOCKS, 1),
+    "no dead node is locked (host)": dead(Column.HOST_LOCKS, 1),
+    "vacant and open operations are all": books(int(Scalar.VACANT_OPERATIONS), 1),
+    "vacant and held receipts are all": ledger(Ledger.RECEIPT_NODE, Ledger.RECEIPT_NODE, NONE),
+    "every page on its way belongs to an operation": ledger(Ledger.OPERATION_COUNT, Ledger.OPERATION_KIND, 7),
+    "sibling links": column(Column.PREVIOUS_SIBLING, 4, 2),
+    "the sibling lists hold": column(Column.NEXT_SIBLING, 7, NONE),
+    "hash chains hold": chain_lost,
+    "are the same page of the same parent": tokens_of(4, 7),
+    "the stack of free nodes holds a live node, or one twice": free_node_live,
+    "could be evicted from HOST but is not listed there": unlink_order,
+}
+ARRAY_LAWS = set(broken_laws(empty_state(tiny())))
+
+
+def damaged(sound, law):
+    state = copy_of(sound[0])
+    damage = DAMAGE[law]
+    if law == "the owner of a page holds it (device, rank 0)":
+        damage = owner(7, sound[1][1])
+    damage(state, sound[1])
+    return state
+
+
+def test_a_sound_state_has_no_violations(sound):
+    assert violations(sound[0]) == []
+    assert violations(empty_state(tiny())) == []
+
+
+@pytest.mark.parametrize("law", DAMAGE)
+def test_damage_is_named(sound, law):
+    found = violations(damaged(sound, law))
+    assert any(law in line for line in found), found
+
+
+def test_every_law_of_arrays_has_its_damage():
+    """Laws of a tier and rank are written once and share their damage."""
+    assert {law.split(" (")[0] for law in ARRAY_LAWS} == {law.split(" (")[0] for law in DAMAGE if law in ARRAY_LAWS}
+
+
+def test_dead_nodes_and_loops_in_an_order(sound):
+    state, nodes = copy_of(sound[0]), sound[1]
+    order = state.orders[Tier.HOST]
+    gone = free_id(state)
+    order[:, gone] = order[:, nodes[4]]
+    order[1, order[0, gone]], order[0, order[1, gone]] = gone, gone
+    order[:, nodes[4]] = NONE
+    assert any("lists dead nodes" in line for line in violations(state))
+    state = copy_of(sound[0])
+    state.orders[Tier.HOST][1, nodes[4]] = nodes[4]
+    assert any("order is broken" in line for line in violations(state))
+
+
+def test_assertions_inside_a_compiled_program(sound):
+    @chex.chexify
+    @jax.jit
+    def checked(state):
+        assert_laws(state)
+        return state.books
+
+    checked(as_jax(sound[0]))
+    checked.wait_checks()
+    for law in ("device children are counted", "vacant and open operations are all"):
+        with pytest.raises(AssertionError, match=law):
+            checked(as_jax(damaged(sound, law)))
+            checked.wait_checks()
+
+
+def test_shapes_and_types_are_asserted(sound):
+    assert_shapes(as_jax(sound[0]))
+    with pytest.raises(AssertionError):
+        assert_shapes(sound[0].replace(tokens=sound[0].tokens[1:]))
+    with pytest.raises(AssertionError):
+        assert_shapes(sound[0].replace(books=sound[0].books.astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("page_size", 0),
+        ("page_size", 2.0),
+        ("device_pages", 0),
+        ("device_pages", True),
+        ("device_pages", 2**30),
+        ("host_pages", -1),
+        ("ranks", 0),
+        ("policy", "oldest"),
+        ("policy", 99),
+        ("write", "never"),
+        ("load_back_threshold", -1),
+        ("levels", 1),
+        ("max_operations", 0),
+        ("max_receipts", 0),
+        ("seed", -1),
+    ],
+)
+def test_a_configuration_that_cannot_work_names_the_field(name, value):
+    values = {"page_size": 2, "device_pages": 8} | {name: value}
+    with pytest.raises(ConfigError, match=name):
+        CacheConfig(**values)

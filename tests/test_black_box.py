@@ -2,87 +2,38 @@
 
 import numpy as np
 import pytest
-from support import content, new_cache, path_of, read_page, serve, settle, tiny, write_pages
+from scheduling import PAGE, ask, dirty, drained, prompt
+from support import new_cache, path_of, serve, settle, tiny, write_pages
 
 from purecache.answers import CacheError, Load, Refusal
 from purecache.state import Policy, Tier, WritePolicy
 from purecache.state.layout import Account
 from purecache.transitions import Status, TransferKind
 
-PAGE = 2
-
-
-def prompt(first, pages):
-    """`pages` pages of tokens that no other `first` shares."""
-    return [100 * first + index for index in range(pages * PAGE)]
-
-
-def bytes_are_right(cache, tokens, pages, skip=0, **space):
-    path = path_of(cache.config, tokens, **space)
-    for depth, page in enumerate(pages, skip + 2):
-        np.testing.assert_array_equal(read_page(cache, path[0], page), content(path[:depth]))
-
-
-def ask(cache, tokens, **space):
-    """Ask for a prompt as a scheduler does: admit, load back, check the bytes. Returns tokens that need no computing."""
-    match, receipt = cache.admit(tokens, **space)
-    bytes_are_right(cache, tokens, match.device_pages, **space)
-    served = match.device_length
-    if match.host_length:
-        answer = cache.load_back(match)
-        if isinstance(answer, Load):
-            assert len(answer.pages) * PAGE == match.host_length
-            bytes_are_right(cache, tokens, answer.pages, len(match.device_pages), **space)
-            served = match.length
-    cache.abort([], receipt, rank=space.get("rank", 0))
-    return served
-
-
-def drained(cache):
-    """P3: everything has ended, so evicting everything leaves nothing but free pages."""
-    for _ in range(2):
-        cache.drain()
-        cache.evict(100)
-        cache.evict_host(100)
-    assert cache.violations() == []
-    for rank in range(cache.config.ranks):
-        assert cache.free_pages(rank) == cache.config.device_pages
-        assert cache.pages(Account.FREE, Tier.HOST, rank) == cache.config.host_pages
-    assert cache.counters()["stale_completions"] == 0
-
-
-def dirty(cache):
-    """Overwrite every free device page, so that bytes which were not copied are not there by luck."""
-    lent = cache.allocate(cache.free_pages())
-    write_pages(cache, 0, lent, [("dirt", page) for page in lent.tolist()])
-    cache.release(lent)
-
-
 # ---- T1, T4: the load back under pressure --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", Policy, ids=lambda policy: policy.name)
 def test_a_load_back_does_not_eat_its_source(policy):
-    cache, _ = new_cache(tiny(device_pages=8, host_pages=4, policy=policy, write=WritePolicy.WRITE_BACK))
-    serve(cache, prompt(1, 4))
-    cache.evict(4)
+    cache, _ = new_cache(tiny(policy=policy, write=WritePolicy.WRITE_BACK))
+    serve(cache, prompt(1, 6))
+    cache.evict(6)
     cache.drain()
     assert cache.pages(Account.FREE, Tier.HOST) == 0
     for first in (2, 3):
         serve(cache, prompt(first, 4))
     dirty(cache)
     assert cache.free_pages() == 0
-    assert ask(cache, prompt(1, 4)) == 4 * PAGE
+    assert ask(cache, prompt(1, 6)) == 6 * PAGE
     drained(cache)
 
 
 def test_a_host_hit_is_worth_something_under_pressure():
-    cache, _ = new_cache(tiny(device_pages=8, host_pages=4, load_back_threshold=8))
-    serve(cache, prompt(1, 4))
-    cache.drain()
-    for first in (2, 3):
+    write = WritePolicy.WRITE_THROUGH_SELECTIVE  # so that what fills the device does not push A off the host
+    cache, _ = new_cache(tiny(load_back_threshold=8, write=write))
+    for first in (1, 1, 2, 3):
         serve(cache, prompt(first, 4))
-    cache.drain()
+        cache.drain()
     assert (cache.free_pages(), cache.evictable_pages()) == (0, 8)
     match = cache.match(prompt(1, 4))
     assert (match.device_length, match.length) == (0, 8)
@@ -91,7 +42,7 @@ def test_a_host_hit_is_worth_something_under_pressure():
 
 
 def test_below_the_threshold_a_prefix_is_computed_again():
-    cache, _ = new_cache(tiny(device_pages=8, host_pages=4, load_back_threshold=8))
+    cache, _ = new_cache(tiny(load_back_threshold=8))
     serve(cache, prompt(1, 3))
     cache.drain()
     cache.evict(3)
@@ -151,7 +102,7 @@ def test_a_failed_backup_is_never_served(write, failure):
 
 
 def test_a_backup_that_does_not_answer_blocks_nothing():
-    cache, gate = new_cache(tiny(host_pages=4, max_operations=2))
+    cache, gate = new_cache(tiny())
     gate.holding = {TransferKind.BACKUP}
     for first in range(1, 9):
         serve(cache, prompt(first, 2))
@@ -256,69 +207,3 @@ def test_abort_at_any_stage_leaves_nothing(stage, fails):
     settle(cache)
     cache.tick()
     drained(cache)
-
-
-# ---- T9, T10: namespaces, and callers that use their arrays again -----------------------------------------------------
-
-SPACES = (
-    {},
-    {"rank": None},
-    {"rank": 1},
-    {"namespace": "a"},
-    {"namespace": ("a",)},
-    {"namespace": b"a"},
-    {"namespace": (("adapter", "a"),)},
-    {"namespace": (("salt", "a"),)},
-)
-
-
-def test_namespaces_never_share_and_always_find_their_own():
-    cache, _ = new_cache(tiny(device_pages=8, host_pages=6))
-    tokens = prompt(1, 1)
-    for number, space in enumerate(SPACES):
-        for other in SPACES[number:]:
-            assert cache.peek(tokens, **other).length == 0
-        serve(cache, tokens, **space)
-    cache.drain()
-    for space in SPACES:
-        assert ask(cache, tokens, **space) == PAGE
-    cache.evict(16)
-    for space in SPACES[:2] + SPACES[2:5]:
-        length = cache.peek(tokens, **space).length
-        assert ask(cache, tokens, **space) == length
-    assert any(cache.peek(tokens, **space).device_length for space in SPACES)
-    drained(cache)
-
-
-@pytest.mark.parametrize("offset", [0, 1, 3])
-def test_a_caller_may_use_its_arrays_again_at_once(offset):
-    cache, gate = new_cache(tiny(page_size=64, ranks=1, max_receipts=8), smallest=16)
-    gate.holding = set(TransferKind)
-    buffer = np.zeros(512 + offset, np.int32)
-    tokens = buffer[offset:][: 3 * 64]
-    tokens[:] = np.arange(3 * 64)
-    wanted = tokens.tolist()
-    paths = path_of(cache.config, wanted)
-    pages = np.array(cache.allocate(3))
-    write_pages(cache, 0, pages, [paths[: depth + 2] for depth in range(3)])
-    done = cache.insert(tokens, pages)
-    tokens[:], pages[:] = -1, 0
-    gate.holding = set()
-    cache.drain()
-    match = cache.match(wanted)
-    assert match.device_length == 3 * 64
-    kept = match.device_pages.tolist()
-    assert done.pages.tolist() == kept
-    cache.evict(3)
-    cache.drain()
-    dirty(cache)
-    assert match.device_pages.tolist() == kept  # a reply is no view of the state
-    answer = cache.load_back(cache.match(wanted))
-    assert isinstance(answer, Load)
-    for depth, page in enumerate(answer.pages, 2):
-        np.testing.assert_array_equal(read_page(cache, 0, page), content(paths[:depth]))
-    lent = np.array(cache.allocate(2))
-    given = lent.copy()
-    cache.release(given)
-    given[:] = 99
-    assert cache.violations() == []

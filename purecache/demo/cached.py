@@ -12,7 +12,6 @@ from purecache.demo.model import Pool
 from purecache.effects.interpreter import Interpreter
 from purecache.state.config import CacheConfig
 
-
 PROGRAMS = (
     "admit",
     "lock",

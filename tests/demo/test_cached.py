@@ -16,6 +16,7 @@ DEVICE_PAGES = 20
 @pytest.fixture
 def memory_of(programs):
     """Build a memory whose cache checks all its laws after every call."""
+
     def build(**options):
         config = CacheConfig(PAGE, DEVICE_PAGES, host_pages=64, load_back_threshold=1, **options)
         return CachedMemory.build(config, programs.pool(DEVICE_PAGES), longest=96, check_laws=True)

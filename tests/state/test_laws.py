@@ -4,8 +4,8 @@ import chex
 import jax
 import numpy as np
 import pytest
-from support import new_cache, serve, tiny, tree_of
 from support import digest_of as digest
+from support import new_cache, serve, tiny, tree_of
 
 from purecache.state import NONE, CacheConfig, ConfigError, as_jax, empty_state
 from purecache.state.laws import assert_laws, assert_shapes, broken_laws, violations
@@ -19,15 +19,15 @@ A, ABC, D, X = [1, 1], [1, 1, 2, 2, 3, 3], [4, 4], [7, 7]
 def sound():
     """A state with everything in it, and its nodes by last token.
 
-    Node 1 is on device and host and locked, 9 below it too; 2 and 3 are being loaded below it; 4 is on host alone; 7 is being backed
-    up; a page is lent. All of rank 0.
+    Node 1 is on device and host and locked, 9 below it too; 2 and 3 are being loaded below it; 4 is on host alone;
+    7 is being backed up; a page is lent. All of rank 0.
     """
     cache, gate = new_cache(tiny())
     for prompt in (D, ABC):
         serve(cache, prompt)
     cache.drain()
     cache.evict(3)
-    serve(cache, A + [9, 9])
+    serve(cache, [*A, 9, 9])
     cache.drain()
     gate.holding = set(TransferKind)
     serve(cache, X)
@@ -200,12 +200,14 @@ def test_assertions_inside_a_compiled_program(sound):
         assert_laws(state)
         return state.books
 
-    checked(as_jax(sound[0]))
-    checked.wait_checks()
+    def check(state):
+        checked(as_jax(state))
+        checked.wait_checks()
+
+    check(sound[0])
     for law in ("device children are counted", "vacant and open operations are all"):
         with pytest.raises(AssertionError, match=law):
-            checked(as_jax(damaged(sound, law)))
-            checked.wait_checks()
+            check(damaged(sound, law))
 
 
 def test_shapes_and_types_are_asserted(sound):

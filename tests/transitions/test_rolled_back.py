@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from support import new_cache, path_of, read_page, serve, tiny
 from support import content as content_of
+from support import new_cache, path_of, read_page, serve, tiny
 
 from purecache.answers import CacheError, Load, Refusal
 from purecache.namespaces import namespace_digest
@@ -96,7 +96,7 @@ def test_a_host_page_whose_child_is_lost_stays_evictable(policy, locked):
 
 
 def test_a_load_back_keeps_the_last_operation_for_itself():
-    cache, gate = new_cache(tiny(write=WritePolicy.WRITE_BACK, host_pages=6))
+    cache, gate = new_cache(tiny(write=WritePolicy.WRITE_BACK))
     serve(cache, A)
     assert cache.evict(1) == 1
     cache.drain()
@@ -162,8 +162,8 @@ def test_a_match_that_went_stale_is_refused():
 
 
 def test_a_refused_finish_changes_nothing():
-    cache, _ = new_cache(tiny(page_size=2, device_pages=8))
-    wide, _ = new_cache(tiny(ranks=1, device_pages=24, host_pages=0), smallest=32)
+    cache, _ = new_cache(tiny())
+    wide, _ = new_cache(tiny(ranks=1, device_pages=24, host_pages=0), smallest=32)  # more pages than a call takes
     for facade, number in ((cache, 3), (wide, 20)):
         _, receipt = facade.admit(A)
         pages = facade.allocate(number)

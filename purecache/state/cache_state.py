@@ -94,7 +94,9 @@ def empty_state(config: CacheConfig) -> CacheState:
 def as_jax(state: CacheState, device: Any = None) -> CacheState:
     """The state as JAX arrays on `device`, copied: a transition may donate them without touching the original."""
     with jax.default_device(device):
-        return jax.tree.map(lambda array: jnp.array(array, copy=True), state)
+        copied = jax.tree.map(lambda array: jnp.array(array, copy=True), state)
+    # Committed, so that calls find the programs that were compiled for arrays on this device.
+    return copied if device is None else jax.device_put(copied, device)
 
 
 def _empty_nodes(layout: Layout) -> np.ndarray:

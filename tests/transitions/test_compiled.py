@@ -102,3 +102,14 @@ def test_time_does_not_grow_with_the_capacity():
         if ratios[-1] < 3:
             return
     pytest.fail(f"a cache 32 times as large is slower by {ratios}")
+
+
+def test_a_call_finds_the_program_that_was_compiled_ahead():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+    cache = PrefixCache(CacheConfig(page_size=4, device_pages=33))
+    cache._programs.get("lock")
+    assert any("backend_compile" in name for name in compiled)
+    compiled.clear()
+    cache.lock(cache.config.layout.root(0))
+    assert not any("backend_compile" in name for name in compiled)

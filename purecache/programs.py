@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from purecache import transitions as t
+import purecache.transitions as t
 from purecache.state import CacheState
 from purecache.state.layout import Layout
 

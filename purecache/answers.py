@@ -8,7 +8,10 @@ from purecache.transitions import Status
 
 
 class CacheError(ValueError):
-    """A call that the cache can't carry out as it stands; nothing was changed. `status` says what was wrong."""
+    """A call that the cache can't carry out as it stands; `status` says what was wrong.
+
+    Nothing was changed, but for TABLE_FULL: what `admit` matched has been touched then.
+    """
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -25,7 +28,10 @@ class Receipt:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """How much of a prompt is cached. Lengths are in tokens (bigrams, in a tree of bigrams)."""
+    """How much of a prompt is cached. Lengths are in tokens (bigrams, in a tree of bigrams).
+
+    Good until the next eviction: node ids are used again.
+    """
 
     device_pages: np.ndarray
     """int32[n]: the device pages of the part that is on device, shallowest first."""

@@ -58,8 +58,9 @@ def place(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array, newes
     """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing."""
 
     def ends(state: CacheState) -> tuple[jax.Array, jax.Array]:
-        order, head = state.orders[tier], head_of(state, node, rank)
-        return jnp.where(newest, order[OLDER, head], head), jnp.where(newest, head, order[NEWER, head])
+        head = head_of(state, node, rank)
+        oldest, last = state.orders[tier, NEWER, head], state.orders[tier, OLDER, head]
+        return jnp.where(newest, last, head), jnp.where(newest, head, oldest)
 
     return place_between(state, tier, node, ends)
 

@@ -1,6 +1,7 @@
 """What the facade answers: plain data with NumPy arrays, and the errors it raises."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,18 +9,23 @@ from purecache.transitions import Status
 
 
 class CacheError(ValueError):
-    """A call that the cache can't carry out as it stands; `status` says what was wrong.
-
-    Nothing was changed, but for TABLE_FULL: what `admit` matched has been touched then.
-    """
+    """A call that the cache can't carry out as it stands; `status` says what was wrong. Nothing was changed."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Node(NamedTuple):
+    """A prefix in the tree, as it was seen at some time. Once that prefix has been evicted, using it is refused."""
+
+    number: int
+    """Node id, which is used again for other prefixes."""
+    clock: int
+    """Clock of the cache when it named this node."""
+
+
+class Receipt(NamedTuple):
     """Stands for one lock. Give it back once: to `unlock`, `finish`, `abort` or `retract`."""
 
     number: int
@@ -30,7 +36,7 @@ class Receipt:
 class Match:
     """How much of a prompt is cached. Lengths are in tokens (bigrams, in a tree of bigrams).
 
-    Good until the next eviction: node ids are used again.
+    The pages are good until the next eviction, unless they are locked; the nodes may be kept.
     """
 
     device_pages: np.ndarray
@@ -39,9 +45,9 @@ class Match:
     """Tokens on device."""
     length: int
     """Tokens on device or, after `load_back`, from host."""
-    device_node: int
+    device_node: Node
     """Deepest node of the part on device; what to lock."""
-    node: int
+    node: Node
     """Deepest node of all that is usable; what to load back."""
 
     @property
@@ -56,7 +62,7 @@ class Inserted:
 
     length: int
     """Tokens of the prompt that are in the tree now."""
-    node: int
+    node: Node
     """Their deepest node."""
     pages: np.ndarray
     """int32[length / page_size]: the tree's device pages, which replace the caller's."""
@@ -82,7 +88,7 @@ class Refusal:
 
 
 MESSAGES = {
-    Status.BAD_NODE: "the node id is not that of a node in the tree: match again",
+    Status.BAD_NODE: "that prefix is no longer in the tree: match again",
     Status.BAD_PAGE: "a page is out of range, given twice, or not lent to this request: nothing was changed",
     Status.BAD_RECEIPT: "the receipt was given back already, is from before a reset, or from another cache",
     Status.BAD_RANK: "the rank is not one of this cache's ranks",

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from purecache.answers import Inserted, Load, Match, Receipt, Refusal, check
+from purecache.answers import Inserted, Load, Match, Node, Receipt, Refusal, check
 from purecache.driver import Driver
 from purecache.effects import Interpreter
-from purecache.inputs import Inputs, Tokens, as_int32, handle, padded
+from purecache.inputs import Inputs, Tokens
 from purecache.namespaces import Namespace
-from purecache.programs import LANES, SMALLEST, TAIL
+from purecache.programs import LANES, SMALLEST
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Tier
@@ -45,12 +45,12 @@ class PrefixCache:
     def match(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """The longest usable prefix of `tokens`, which becomes the most recently used. Keeps back no token."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
-        return self._matched(self._run("match", size, prompt))
+        return self._matched(self._run("match", size, *prompt))
 
     def peek(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """As `match`, without touching anything."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
-        return self._matched(self._run("peek", size, prompt))
+        return self._matched(self._run("peek", size, *prompt))
 
     def match_many(
         self, prompts: Sequence[Tokens], *, namespace: Namespace = None, rank: int | None = 0
@@ -59,8 +59,8 @@ class PrefixCache:
         found: list[Match] = []
         for first in range(0, len(prompts), LANES[-1]):
             batch = prompts[first : first + LANES[-1]]
-            lanes, size, prompt = self._inputs.prompts(batch, namespace, rank)
-            reply = self._run(f"match_{lanes}", size, prompt)
+            lanes, size, stacked = self._inputs.prompts(batch, namespace, rank)
+            reply = self._run(f"match_{lanes}", size, *stacked)
             for lane in range(len(batch)):
                 found.append(self._matched(type(reply)(*(column[lane] for column in reply))))
         return found
@@ -68,7 +68,7 @@ class PrefixCache:
     def admit(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> tuple[Match, Receipt]:
         """Match `tokens` and lock the part on device, in one call."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
-        reply = self._run("admit", size, prompt)
+        reply = self._run("admit", size, *prompt)
         return self._matched(reply.matched), self._receipt(reply.locked)
 
     def insert(
@@ -86,8 +86,8 @@ class PrefixCache:
         Pages must be the tree's own (of a match) or lent by `allocate`; new ones become the tree's. `counted`: pages
         at the front that an earlier insert of this request has counted as hits.
         """
-        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
-        return self._inserted(self._run("insert", size, prompt, offer))
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        return self._inserted(self._run("insert", size, *offer))
 
     def checkpoint(
         self,
@@ -101,8 +101,8 @@ class PrefixCache:
         priority: int = 0,
     ) -> Inserted:
         """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released."""
-        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
-        return self._inserted(self._run("checkpoint", size, prompt, offer, handle(receipt)))
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        return self._inserted(self._run("checkpoint", size, *offer, *receipt))
 
     def finish(
         self,
@@ -116,19 +116,13 @@ class PrefixCache:
         priority: int = 0,
     ) -> Inserted:
         """End a request: insert its whole pages, release duplicates and the pages behind them, and unlock."""
-        size, prompt, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
-        tail = as_int32(pages)[int(prompt.pages) :]
-        if len(tail) > TAIL and len(np.unique(pages)) < len(pages):
-            check(Status.BAD_PAGE)
-        reply = self._run("finish", size, prompt, offer, padded(tail[:TAIL], TAIL), handle(receipt))
-        inserted = self._inserted(reply)
-        self.release(tail[TAIL:], rank=rank)
-        return inserted
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, ends=True)
+        return self._inserted(self._run("finish", size, *offer, *receipt))
 
     def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
         """End a request without keeping anything: release its lent `pages` and unlock."""
-        size, padded = self._inputs.pages(pages)
-        check(self._run("abort", size, np.int32(rank or 0), padded, handle(receipt)).status)
+        size, given = self._inputs.pages(pages)
+        check(self._run("abort", size, rank or 0, given, *receipt).status)
 
     def retract(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
         """Take a running request off the device to run it again later: as `abort`, and as sglang's retract."""
@@ -136,19 +130,19 @@ class PrefixCache:
 
     # ---- locks and pages -----------------------------------------------------------------------------------------
 
-    def lock(self, node: int) -> Receipt:
+    def lock(self, node: Node) -> Receipt:
         """Protect `node` and all above it from eviction until the receipt comes back."""
-        return self._receipt(self._run("lock", 0, np.int32(node)))
+        return self._receipt(self._run("lock", 0, *node))
 
     def unlock(self, receipt: Receipt) -> None:
         """Undo exactly the lock that `receipt` stands for."""
-        check(self._run("unlock", 0, handle(receipt)).status)
+        check(self._run("unlock", 0, *receipt).status)
 
     def allocate(self, number: int, *, rank: int | None = 0) -> np.ndarray | None:
         """Lend `number` device pages (int32), evicting what is not locked; None if there are not so many."""
         if number > self._programs.largest:
             return None
-        reply = self._run("allocate", self._programs.bucket(number), np.int32(rank or 0), np.int32(number))
+        reply = self._run("allocate", self._programs.bucket(number), rank or 0, number)
         if reply.status == Status.NO_ROOM:
             return None
         check(reply.status)
@@ -157,8 +151,8 @@ class PrefixCache:
     def release(self, pages: np.ndarray, *, rank: int | None = 0) -> None:
         """Hand lent pages back."""
         if len(pages):
-            size, padded = self._inputs.pages(pages)
-            check(self._run("release", size, np.int32(rank or 0), padded).status)
+            size, given = self._inputs.pages(pages)
+            check(self._run("release", size, rank or 0, given).status)
 
     def evict(self, number: int, *, rank: int | None = None) -> int:
         """Free up to `number` device pages of a rank (default: of any); returns how many."""
@@ -166,7 +160,7 @@ class PrefixCache:
         for each in range(self.config.ranks) if rank is None else (rank,):
             wanted = min(number - freed, self._programs.largest)
             if wanted > 0:
-                reply = self._run("evict_device", self._programs.bucket(wanted), np.int32(each), np.int32(wanted))
+                reply = self._run("evict_device", self._programs.bucket(wanted), each, wanted)
                 check(reply.status)
                 freed += reply.number
         return freed
@@ -177,7 +171,7 @@ class PrefixCache:
         for each in range(self.config.ranks) if rank is None else (rank,):
             wanted = min(number - freed, self._programs.largest)
             if wanted > 0:
-                reply = self._run("evict_host", self._programs.bucket(wanted), np.int32(each), np.int32(wanted))
+                reply = self._run("evict_host", self._programs.bucket(wanted), each, wanted)
                 check(reply.status)
                 freed += reply.number
                 self._driver.plane.drop_host(reply.pages[: reply.number], each)
@@ -185,7 +179,7 @@ class PrefixCache:
 
     # ---- tiers ---------------------------------------------------------------------------------------------------
 
-    def backup(self, node: int, *, hits: int = 0) -> int:
+    def backup(self, node: Node, *, hits: int = 0) -> int:
         """Start copying to host what the path to `node` lacks there; returns the pages on their way.
 
         `hits`: only pages with so many. The write policy does this by itself at every insert.
@@ -200,13 +194,13 @@ class PrefixCache:
         """
         # Room for the whole match: its part on device may have been evicted since.
         size = self._programs.bucket(match.length // self.config.page_size)
-        reply = self._run("begin_load_back", size, np.int32(match.node))
+        reply = self._run("begin_load_back", size, *match.node)
         if reply.status not in (Status.OK, Status.JOINED):
             check(min(reply.status, Status.OK))
             return Refusal(Status(reply.status))
         self._driver.complete()
         pages = reply.pages[reply.pages != NONE]
-        if not self._driver.on_device(match.node) or len(pages) * self.config.page_size != match.host_length:
+        if not self._driver.on_device(match.node.number) or len(pages) * self.config.page_size != match.host_length:
             return Refusal(Status.STALE)
         return Load(pages)
 
@@ -293,20 +287,22 @@ class PrefixCache:
     def _matched(self, reply: Any) -> Match:
         size, device = self.config.page_size, reply.device_length
         pages = reply.device_pages[:device]
-        return Match(pages, int(device * size), int(reply.length * size), int(reply.device_node), int(reply.node))
+        deepest = (Node(int(node), int(reply.clock)) for node in (reply.device_node, reply.node))
+        return Match(pages, int(device * size), int(reply.length * size), *deepest)
 
     def _inserted(self, reply: Any) -> Inserted:
         """The answer to an insert; backs up what the write policy wants."""
         check(reply.status)
+        node = Node(reply.node, reply.clock)
         if reply.wanted:
-            self._backup(reply.node, self.config.backup_hits, reply.wanted)
+            self._backup(node, self.config.backup_hits, reply.wanted)
         duplicates = reply.duplicates[reply.duplicates != NONE]
-        return Inserted(reply.length * self.config.page_size, reply.node, reply.pages[: reply.length], duplicates)
+        return Inserted(reply.length * self.config.page_size, node, reply.pages[: reply.length], duplicates)
 
-    def _backup(self, node: int, hits: int, most: int) -> int:
+    def _backup(self, node: Node, hits: int, most: int) -> int:
         started, size = 0, self._programs.bucket(most)
         while started < most:
-            reply = self._run("begin_backup", size, np.int32(node), np.int32(hits))
+            reply = self._run("begin_backup", size, *node, hits)
             check(min(reply.status, Status.OK))
             started += reply.number
             if reply.status != Status.OK:

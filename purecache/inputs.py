@@ -1,27 +1,35 @@
-"""From what callers pass to what programs take: int32 copies of fixed size."""
+"""From what callers pass to what programs take: checked int32 arrays, and the size of the program for them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from purecache.answers import CacheError, Receipt, check
+from purecache.answers import CacheError, check
 from purecache.namespaces import Namespace, namespace_digest
-from purecache.programs import LANES, ProgramTable
-from purecache.state import NONE, CacheConfig
-from purecache.transitions import Offer, Prompt, ReceiptHandle, Status
+from purecache.programs import LANES, TAIL, ProgramTable
+from purecache.state import CacheConfig
+from purecache.transitions import Status
 
 Tokens = Sequence[int] | np.ndarray
 """A flat sequence of token ids that fit into 32 bits."""
 
 
+Pieces = tuple[int | np.ndarray, ...]
+"""What `Program.command` takes: ints and int32 arrays, not padded."""
+
+
 class Inputs:
-    """Pads prompts and pages to the sizes of the programs of one cache."""
+    """Checks and sizes what callers pass to one cache."""
 
     def __init__(self, config: CacheConfig, programs: ProgramTable) -> None:
         self._config, self._programs = config, programs
 
-    def prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Prompt]:
-        """Size of the program for a prompt, and the prompt padded to it. Raises CacheError for an unknown rank."""
+    def prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Pieces]:
+        """Size of the program for a prompt, and a `Prompt`. Raises CacheError for an unknown rank."""
+        pages, prompt = self._prompt(tokens, namespace, rank)
+        return self._programs.bucket(pages), prompt
+
+    def _prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Pieces]:
         key, first = as_int32(tokens), None
         if self._config.bigrams:
             first, key = (int(key[0]), key[1:]) if len(key) else (None, key)
@@ -29,51 +37,54 @@ class Inputs:
             check(Status.BAD_RANK)
         width = self._config.page_size
         pages = min(len(key) // width, self._programs.largest)
-        size = self._programs.bucket(pages)
         digest = namespace_digest(namespace, rank=rank, first_token=first)
-        whole = padded(key[: pages * width], size * width, 0)
-        return size, Prompt(whole, np.int32(pages), digest, np.int32(rank or 0))  # type: ignore[arg-type]
+        return pages, (key[: pages * width], pages, digest, rank or 0)
 
-    def prompts(self, prompts: Sequence[Tokens], namespace: Namespace, rank: int | None) -> tuple[int, int, Prompt]:
+    def prompts(self, prompts: Sequence[Tokens], namespace: Namespace, rank: int | None) -> tuple[int, int, Pieces]:
         """Lanes and size of the program for up to LANES[-1] prompts, and these stacked; spare lanes are empty."""
-        each = [self.prompt(tokens, namespace, rank) for tokens in prompts]
+        each = [self._prompt(tokens, namespace, rank) for tokens in prompts]
         lanes = next(lanes for lanes in LANES if lanes >= len(prompts))
-        size = max((size for size, _ in each), default=self._programs.bucket(0))
-        stacked = Prompt(
-            np.zeros((lanes, size * self._config.page_size), np.int32),  # type: ignore[arg-type]
-            np.zeros(lanes, np.int32),  # type: ignore[arg-type]
-            np.zeros((lanes, 4), np.int32),  # type: ignore[arg-type]
-            np.zeros(lanes, np.int32),  # type: ignore[arg-type]
-        )
-        for lane, (_, prompt) in enumerate(each):
-            stacked.tokens[lane, : len(prompt.tokens)] = prompt.tokens
-            stacked.pages[lane], stacked.namespace[lane] = prompt.pages, prompt.namespace
-            stacked.rank[lane] = prompt.rank
-        return lanes, size, stacked
+        size = self._programs.bucket(max((pages for pages, _ in each), default=0))
+        tokens, pages = np.zeros((lanes, size * self._config.page_size), np.int32), np.zeros(lanes, np.int32)
+        digests, ranks = np.zeros((lanes, 4), np.int32), np.zeros(lanes, np.int32)
+        for lane, (number, prompt) in enumerate(each):
+            tokens[lane, : len(prompt[0])] = prompt[0]  # type: ignore[arg-type]
+            pages[lane], digests[lane], ranks[lane] = number, prompt[2], prompt[3]
+        return lanes, size, (tokens.reshape(-1), pages, digests.reshape(-1), ranks)
 
     def offer(
-        self, tokens: Tokens, pages: np.ndarray, namespace: Namespace, rank: int | None, counted: int, priority: int
-    ) -> tuple[int, Prompt, Offer]:
-        """A prompt and the device pages that hold it. Raises CacheError if there are fewer pages than whole pages."""
-        size, prompt = self.prompt(tokens, namespace, rank)
-        given, whole = as_int32(pages), int(prompt.pages)
+        self,
+        tokens: Tokens,
+        pages: np.ndarray,
+        namespace: Namespace,
+        rank: int | None,
+        counted: int,
+        priority: int,
+        *,
+        ends: bool = False,
+    ) -> tuple[int, Pieces]:
+        """Size of the program, and a `Prompt` with the `Offer` of the device pages that hold it.
+
+        With `ends`, the pages behind those of the prompt are part of it. Raises CacheError if there are fewer pages
+        than whole pages, or more than there can be.
+        """
+        whole, prompt = self._prompt(tokens, namespace, rank)
+        given = as_int32(pages)
         if len(given) < whole:
             raise CacheError(Status.BAD_LENGTH, f"the tokens fill {whole} pages, but only {len(given)} were given")
-        offered = padded(given[:whole], size)
-        return size, prompt, Offer(offered, np.int32(counted), np.int32(priority))  # type: ignore[arg-type]
+        if not ends:
+            given = given[:whole]
+        elif len(given) > self._programs.largest + TAIL or (len(given) and given.min() < 0):
+            check(Status.BAD_PAGE)
+        size = self._programs.bucket(max(whole, len(given) - TAIL))
+        return size, (*prompt, given, counted, priority)
 
     def pages(self, pages: np.ndarray) -> tuple[int, np.ndarray]:
-        """Size of the program for a list of pages, and the list padded to it. Raises CacheError for ids below zero."""
+        """Size of the program for a list of pages, and the list. Raises CacheError for ids below zero."""
         given = as_int32(pages)
         if len(given) > self._programs.largest or (given < 0).any():
             check(Status.BAD_PAGE)
-        size = self._programs.bucket(len(given))
-        return size, padded(given, size)
-
-
-def handle(receipt: Receipt) -> ReceiptHandle:
-    """A receipt as transitions take it."""
-    return ReceiptHandle(np.int32(receipt.number), np.int32(receipt.generation))  # type: ignore[arg-type]
+        return self._programs.bucket(len(given)), given
 
 
 def as_int32(values: Tokens) -> np.ndarray:
@@ -85,10 +96,3 @@ def as_int32(values: Tokens) -> np.ndarray:
     if wide and len(array) and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
         raise ValueError("ids must fit into 32 bits")
     return array.astype(np.int32, copy=False)
-
-
-def padded(values: np.ndarray, size: int, fill: int = NONE) -> np.ndarray:
-    """`values` followed by `fill`: a fresh int32[size]."""
-    array = np.full(size, fill, np.int32)
-    array[: len(values)] = values
-    return array

@@ -1,8 +1,9 @@
 """The compiled transitions: one program per transition and size, state donated, command in and reply out as one array.
 
 A call costs microseconds per array that crosses it, so all arguments travel as one int32 vector and so does all that
-comes back. Above eight steps XLA's CPU runtime may hand a program to other threads, whose wake-ups cost more than the
-work; a loop of one iteration around the body makes it one step.
+comes back. XLA's CPU runtime runs a program as a list of steps, each with a price, and may hand them to other threads,
+whose wake-ups cost more than the work. A call marked as small becomes one step: a single native function, loops and
+branches included. It must contain no scatter and no sort, which that emitter of XLA lacks.
 """
 
 import math
@@ -14,16 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import purecache.transitions as t
-from purecache.state import CacheState
+from purecache.state import NONE, CacheState
 from purecache.state.layout import Layout
 
 SMALLEST = 16
 """Pages of the smallest program."""
 TAIL = 16
-"""Pages of the tail that `finish` takes besides the whole pages."""
+"""Pages that `finish` takes besides those of its size: the ones behind the whole pages of a prompt."""
 
 LANES = (16, 128, 1024)
 """How many prompts one program for many prompts takes."""
@@ -47,7 +48,7 @@ def _offer(size: int) -> t.Offer:
     return t.Offer(_vector(size), _ONE, _ONE)
 
 
-_RECEIPT, _HANDLE = t.ReceiptHandle(_ONE, _ONE), t.Handle(_ONE, _ONE)
+_NODE, _RECEIPT, _HANDLE = t.NodeHandle(_ONE, _ONE), t.ReceiptHandle(_ONE, _ONE), t.Handle(_ONE, _ONE)
 
 
 def _flags(size: int) -> jax.ShapeDtypeStruct:
@@ -78,6 +79,8 @@ class Entry:
     """Whether there is a program per size."""
     warmed: bool = True
     """Whether `warm` compiles it unasked."""
+    small: bool = True
+    """Whether it is compiled as one native function. Not if it sorts."""
 
 
 TABLE: dict[str, Entry] = {
@@ -87,19 +90,19 @@ TABLE: dict[str, Entry] = {
     "admit": Entry(t.admit, lambda layout, size: (_prompt(layout, size),)),
     "insert": Entry(t.insert, lambda layout, size: (_prompt(layout, size), _offer(size))),
     "checkpoint": Entry(t.checkpoint, lambda layout, size: (_prompt(layout, size), _offer(size), _RECEIPT)),
-    "finish": Entry(t.finish, lambda layout, size: (_prompt(layout, size), _offer(size), _vector(TAIL), _RECEIPT)),
+    "finish": Entry(t.finish, lambda layout, size: (_prompt(layout, size), _offer(size + TAIL), _RECEIPT)),
     "abort": Entry(t.abort, lambda layout, size: (_ONE, _vector(size), _RECEIPT)),
-    "lock": Entry(t.lock, lambda layout, size: (_ONE,), sized=False),
+    "lock": Entry(t.lock, lambda layout, size: (_NODE,), sized=False),
     "unlock": Entry(t.unlock, lambda layout, size: (_RECEIPT,), sized=False),
     "allocate": Entry(t.allocate, lambda layout, size: (_ONE, _ONE), takes_size=True),
     "release": Entry(t.release, lambda layout, size: (_ONE, _vector(size))),
     "evict_device": Entry(t.evict_device, lambda layout, size: (_ONE, _ONE), takes_size=True),
     "evict_host": Entry(t.evict_host, lambda layout, size: (_ONE, _ONE), takes_size=True),
-    "begin_backup": Entry(t.begin_backup, lambda layout, size: (_ONE, _ONE), takes_size=True),
+    "begin_backup": Entry(t.begin_backup, lambda layout, size: (_NODE, _ONE), takes_size=True),
     "finish_backup": Entry(t.finish_backup, lambda layout, size: (_HANDLE, _flags(size))),
-    "begin_load_back": Entry(t.begin_load_back, lambda layout, size: (_ONE,), takes_size=True),
+    "begin_load_back": Entry(t.begin_load_back, lambda layout, size: (_NODE,), takes_size=True),
     "finish_load_back": Entry(t.finish_load_back, lambda layout, size: (_HANDLE, _flags(size))),
-    "reset": Entry(t.reset, lambda layout, size: (), sized=False),
+    "reset": Entry(t.reset, lambda layout, size: (), sized=False, small=False),
 }
 
 
@@ -108,21 +111,22 @@ class Program:
 
     def __init__(self, entry: Entry, layout: Layout, size: int, state: CacheState) -> None:
         """Compile for states like `state`, on the device that holds it."""
-        self._leaves = jax.tree.leaves(entry.arguments(layout, size))
-        arguments = jax.tree.structure(entry.arguments(layout, size))
-        lengths = [math.prod(leaf.shape) for leaf in self._leaves]
-        self._ends = np.cumsum([1, *lengths]).tolist()
-        self._transition = entry.function
-        self._static = (size,) if entry.takes_size else ()
-        self._arguments = arguments
+        self._entry, self._static = entry, (size,) if entry.takes_size else ()
+        self._leaves, self._arguments = jax.tree.flatten(entry.arguments(layout, size))
+        self._ends = np.cumsum([0, *(math.prod(leaf.shape) for leaf in self._leaves)]).tolist()
         command = jax.ShapeDtypeStruct((self._ends[-1],), np.int32)
-        answer = jax.eval_shape(lambda state, command: self._apply(state, command)[1:], state, command)
-        self._answer = jax.tree.structure(answer)
-        self._shapes = [leaf.shape for leaf in jax.tree.leaves(answer)]
-        self._length = sum(math.prod(shape) for shape in self._shapes)
         leaves, self._state = jax.tree.flatten(state)
+        self._traced, self._whole = jax.jit(self._apply), jax.jit(self._transition)
+        _, effects, reply = self._traced.eval_shape(state, command)
+        self.has_effects = bool(effects)
+        """Whether its answer may ask for transfers."""
+        shapes, self._answer = jax.tree.flatten((effects, reply))
+        ends = np.cumsum([0, *(math.prod(leaf.shape) for leaf in shapes)]).tolist()
+        self._cuts = [(start, end, leaf.shape) for start, end, leaf in zip(ends, ends[1:], shapes, strict=False)]
+        self.called = False
+        """Whether it ran before, so that a call of `run` takes the short way, which is one call of C++."""
         # Compiled ahead of time to be examined; calling the jitted function finds that program, and is faster.
-        self.run = jax.jit(self._once, donate_argnums=0)
+        self.run = jax.jit(self._marked, donate_argnums=0)
         self.compiled = self.run.lower(leaves, command).compile()
 
     def _apply(self, state: CacheState, command: jax.Array) -> Any:
@@ -130,33 +134,34 @@ class Program:
             command[start:end].reshape(leaf.shape).astype(leaf.dtype)
             for start, end, leaf in zip(self._ends, self._ends[1:], self._leaves, strict=False)
         ]
-        return self._transition(state, *jax.tree.unflatten(self._arguments, parts), *self._static)
+        return self._entry.function(state, *jax.tree.unflatten(self._arguments, parts), *self._static)
 
-    def _once(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        def body(_: Any, carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
-            state, effects, reply = self._apply(carry[0], command)
-            flat = [jnp.ravel(leaf).astype(jnp.int32) for leaf in jax.tree.leaves((effects, reply))]
-            return state, jnp.concatenate(flat)
+    def _transition(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        state, effects, reply = self._traced(jax.tree.unflatten(self._state, leaves), command)
+        flat = [jnp.ravel(leaf).astype(jnp.int32) for leaf in jax.tree.leaves((effects, reply))]
+        return jax.tree.leaves(state), jnp.concatenate(flat)
 
-        start = (jax.tree.unflatten(self._state, leaves), jnp.zeros(self._length, jnp.int32))
-        state, answer = lax.fori_loop(0, command[0], body, start)
-        return jax.tree.leaves(state), answer
+    def _marked(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        leaves, answer = self._whole(leaves, command)
+        if self._entry.small:
+            answer = set_xla_metadata(answer, inlineable="false", xla_cpu_small_call="true")
+        return leaves, answer
 
     def command(self, *arguments: Any) -> np.ndarray:
-        """The arguments as one fresh int32 vector; the first entry is the number of iterations, one."""
-        vector = np.empty(self._ends[-1], np.int32)
-        vector[0] = 1
-        for start, end, value in zip(self._ends, self._ends[1:], jax.tree.leaves(arguments), strict=False):
-            vector[start:end] = value if value.ndim < 2 else value.reshape(-1)
+        """The arguments as one fresh int32 vector.
+
+        There is one int or int32 array per leaf of what the transition takes; an array that is shorter than the leaf
+        is followed by NONE.
+        """
+        vector = np.full(self._ends[-1], NONE, np.int32)
+        for start, value in zip(self._ends, arguments, strict=False):
+            vector[start : start + (len(value) if isinstance(value, np.ndarray) else 1)] = value
         return vector
 
     def answer(self, vector: jax.Array) -> tuple[Any, Any]:
         """Effects and reply, as nested tuples of ints and int32 arrays that alias nothing of the state."""
-        flat, start, leaves = np.asarray(vector), 0, []
-        for shape in self._shapes:
-            end = start + math.prod(shape)
-            leaves.append(flat[start:end].reshape(shape) if shape else int(flat[start]))
-            start = end
+        flat = np.asarray(vector)
+        leaves = [flat[start:end].reshape(shape) if shape else int(flat[start]) for start, end, shape in self._cuts]
         return jax.tree.unflatten(self._answer, leaves)
 
     def report(self) -> dict[str, int]:

@@ -31,6 +31,19 @@ class Policy(enum.IntEnum):
     """Lowest priority, among equals LRU. A page has the highest priority of all requests that used it."""
 
 
+RULES = {
+    #                  MOVES  NEWEST_FIRST  KEEPS_LOCKED  ALWAYS_NEXT
+    Policy.LRU: (True, False, False, False),
+    Policy.MRU: (True, True, False, True),
+    Policy.FIFO: (False, False, True, False),
+    Policy.FILO: (False, True, True, False),
+    Policy.LFU: (True, False, False, False),
+    Policy.SLRU: (True, False, False, False),
+    Policy.PRIORITY: (True, False, False, False),
+}
+"""The table that makes policies of the eviction orders: see the four scalars of that name."""
+
+
 class WritePolicy(enum.StrEnum):
     """When a device page is copied to host memory."""
 

@@ -47,8 +47,8 @@ class Column(enum.IntEnum):
     """The same in the host tier."""
     HITS = 8
     PRIORITY = 9
-    TOUCHED = 10
-    """Clock of the last touch that ended at this node."""
+    BORN = 10
+    """Clock at which it was created: who has seen the id before that means another node."""
     NAMESPACE = 11
     """First of four rows: 128-bit namespace of nodes directly below a root; elsewhere unused."""
     FREE_NODES = 15
@@ -122,22 +122,30 @@ class Scalar(enum.IntEnum):
     BACKUP_HITS = 6
     """Hits from which an insert wants a page backed up; 0 means never at insert."""
     LOAD_BACK_TOKENS = 7
-    MATCHED_DEVICE_PAGES = 8
-    MATCHED_HOST_PAGES = 9
-    MATCHED_MISS_PAGES = 10
-    INSERTED_PAGES = 11
-    DUPLICATE_PAGES = 12
-    EVICTED_DEVICE_PAGES = 13
-    EVICTED_HOST_PAGES = 14
-    DROPPED_PAGES = 15
+    MOVES = 8
+    """First of the four rules that make the policy, each 0 or 1. A touch moves the entry of a page in its order."""
+    NEWEST_FIRST = 9
+    """Victims are taken from the newest end."""
+    KEEPS_LOCKED = 10
+    """The entries of locked pages stay; else they are dropped, and listed again at unlock."""
+    ALWAYS_NEXT = 11
+    """A page that becomes a leaf takes its child's place even if it is listed."""
+    MATCHED_DEVICE_PAGES = 12
+    MATCHED_HOST_PAGES = 13
+    MATCHED_MISS_PAGES = 14
+    INSERTED_PAGES = 15
+    DUPLICATE_PAGES = 16
+    EVICTED_DEVICE_PAGES = 17
+    EVICTED_HOST_PAGES = 18
+    DROPPED_PAGES = 19
     """Device pages evicted without a copy on host."""
-    BACKUP_PAGES = 16
-    BACKUP_FAILED_PAGES = 17
-    BACKUP_REFUSED_PAGES = 18
-    LOADED_PAGES = 19
-    LOAD_FAILED_PAGES = 20
-    LOADS_REFUSED = 21
-    STALE_COMPLETIONS = 22
+    BACKUP_PAGES = 20
+    BACKUP_FAILED_PAGES = 21
+    BACKUP_REFUSED_PAGES = 22
+    LOADED_PAGES = 23
+    LOAD_FAILED_PAGES = 24
+    LOADS_REFUSED = 25
+    STALE_COMPLETIONS = 26
 
 
 COUNTERS = tuple(name for name in Scalar if name >= Scalar.MATCHED_DEVICE_PAGES)

@@ -11,11 +11,12 @@ from purecache.transitions.match import match, match_many, peek
 from purecache.transitions.operations import Handle
 from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
-from purecache.transitions.vocabulary import Status, Step, Transfers
+from purecache.transitions.vocabulary import NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import Prompt
 
 __all__ = [
     "Handle",
+    "NodeHandle",
     "Offer",
     "Prompt",
     "ReceiptHandle",

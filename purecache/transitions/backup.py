@@ -5,16 +5,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, TransferKind
+from purecache.state.layout import NONE, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, rank_of
-from purecache.transitions.nodes import drop_host_subtree, prune
+from purecache.transitions.nodes import drop_host_subtree, has_page, prune
 from purecache.transitions.operations import Handle, close_operation, open_operation
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.scans import end_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import BackupBegun, Finished, Status, Step, Transfers
+from purecache.transitions.vocabulary import BackupBegun, Finished, NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import climb
 
 
@@ -45,18 +46,19 @@ def _missing(state: CacheState, node: jax.Array, hits: jax.Array) -> tuple[jax.A
 
 
 def _ancestor(state: CacheState, node: jax.Array, steps: jax.Array) -> jax.Array:
-    return lax.fori_loop(0, steps, lambda _, node: state.nodes[Column.PARENT, node], node)
+    return repeat(state.token, steps, lambda _, node: state.nodes[Column.PARENT, node], node)
 
 
-def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int) -> Step[BackupBegun]:
-    """Start copying to host what the path to `node` lacks there: at most `size` (static) pages with `hits` hits.
+def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: int) -> Step[BackupBegun]:
+    """Start copying to host what the path to a node lacks there: at most `size` (static) pages with `hits` hits.
 
     Host pages are reserved, evicting old ones if need be, and stay invisible until `finish_backup`. With too little
     room the deeper pages are left out, and counted as refused. Begun again, it goes on with what is still missing.
     """
-    state, live = look(state, is_live, node)
-    state, rank = look(state, rank_of, masked(live, node))
-    state, (low, missing) = look(state, _missing, masked(live, node), hits)
+    state, live = look(state, is_live, handle)
+    node = masked(live, handle.node)
+    state, rank = look(state, rank_of, node)
+    state, (low, missing) = look(state, _missing, node, hits)
     vacant = state.books[Scalar.VACANT_OPERATIONS] > 0
     asked = jnp.where(vacant, jnp.minimum(missing, size), 0)
     state = count(state, CLOCK=live)
@@ -66,7 +68,7 @@ def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int)
     state, low = look(state, _ancestor, low, jnp.where(number > 0, missing - number, 0))
     state, nodes = look(state, lambda state: climb(state, low, number, size))
     state, source = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, nodes])
-    state, handle = open_operation(state, TransferKind.BACKUP, masked(number > 0, low), number)
+    state, operation = open_operation(state, TransferKind.BACKUP, masked(number > 0, low), number)
     state, target = take_pages(state, Tier.HOST, rank, number, size, Account.IN_FLIGHT)
     state = own_pages(state, Tier.HOST, rank, target, nodes)
     state = put(state, "nodes", (Column.INCOMING_PAGE, nodes), target)
@@ -75,8 +77,8 @@ def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int)
     transfers = Transfers(
         kind=jnp.int32(TransferKind.BACKUP),
         rank=rank,
-        operation=masked(used, handle.operation),
-        generation=masked(used, handle.generation),
+        operation=masked(used, operation.operation),
+        generation=masked(used, operation.generation),
         source=masked(used, source),
         target=target,
     )
@@ -85,11 +87,10 @@ def begin_backup(state: CacheState, node: jax.Array, hits: jax.Array, size: int)
     return Step(state, (transfers,), BackupBegun(jnp.where(live, status, Status.BAD_NODE), number))
 
 
-def leading_run(ok: jax.Array, members: jax.Array) -> jax.Array:
+def leading_run(token: jax.Array, ok: jax.Array, members: jax.Array) -> jax.Array:
     """[size] bool: members (deepest first) that arrived and whose ancestors in the operation all did."""
     index = jnp.arange(ok.shape[0], dtype=jnp.int32)
-    last_failed = jnp.max(jnp.where((index < members) & ~ok, index, NONE), initial=NONE)
-    return (index < members) & (index > last_failed)
+    return (index < members) & (index >= end_of(token, (index < members) & ~ok))
 
 
 def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finished]:
@@ -104,7 +105,7 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
     state, nodes = look(state, lambda state: climb(state, members.node, number, size))
     state, rank = look(state, rank_of, masked(members.good, members.node))
     state, anchored = look(state, _anchored, nodes, number)
-    arrived = leading_run(ok, number) & anchored
+    arrived = leading_run(state.token, ok, number) & anchored
     state, target = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     state = count(state, CLOCK=members.good)
     state = set_pages(state, rank, nodes, host=masked(arrived, target), incoming=NONE)
@@ -112,8 +113,8 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
     state, pending = look(state, lambda state: (nodes != NONE) & (state.nodes[Column.DEVICE_PAGE, nodes] < 0))
     state = _list_arrivals(state, rank, nodes, arrived & pending)
     lost = pending & ~arrived
-    state = when(jnp.any(lost), lambda state: _forget(state, rank, nodes, lost), state)
-    published = jnp.sum(arrived, dtype=jnp.int32)
+    state = when(some(state.token, lost), lambda state: _forget(state, rank, nodes, lost), state)
+    published = number_of(state.token, arrived)
     state = count(state, BACKUP_FAILED_PAGES=number - published)
     return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))
 
@@ -122,7 +123,7 @@ def _anchored(state: CacheState, nodes: jax.Array, number: jax.Array) -> jax.Arr
     """[] bool: the node above an operation is a root or has, or waits for, a page itself."""
     top = nodes[jnp.maximum(number - 1, 0)]
     parent = state.nodes[Column.PARENT, jnp.maximum(top, 0)]
-    return (parent >= state.layout.nodes) | jnp.any(state.nodes[PAGES, parent] >= 0)
+    return (parent >= state.layout.nodes) | has_page(state, parent)
 
 
 def _list_arrivals(state: CacheState, rank: jax.Array, nodes: jax.Array, listed: jax.Array) -> CacheState:
@@ -131,8 +132,7 @@ def _list_arrivals(state: CacheState, rank: jax.Array, nodes: jax.Array, listed:
     def one(index: jax.Array, state: CacheState) -> CacheState:
         return arrive(state, Tier.HOST, masked(listed[index], nodes[index]), rank)
 
-    number = jnp.max(jnp.where(listed, jnp.arange(1, listed.shape[0] + 1), 0), initial=0)
-    return lax.fori_loop(0, number, one, state)
+    return repeat(state.token, end_of(state.token, listed), one, state)
 
 
 def _forget(state: CacheState, rank: jax.Array, nodes: jax.Array, lost: jax.Array) -> CacheState:
@@ -144,4 +144,4 @@ def _forget(state: CacheState, rank: jax.Array, nodes: jax.Array, lost: jax.Arra
 
         return when(lost[index], drop, state)
 
-    return lax.fori_loop(0, nodes.shape[0], one, state)
+    return repeat(state.token, nodes.shape[0], one, state)

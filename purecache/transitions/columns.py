@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Account, Scalar, Tier
+from purecache.transitions.scans import end_of, repeat
 
 View = TypeVar("View")
 
@@ -28,7 +28,9 @@ def look(state: CacheState, view: Callable[..., View], *args: Any) -> tuple[Cach
         return view(state, *args), state.token
 
     def never(state: CacheState, *args: Any) -> tuple[Any, jax.Array]:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.int32(NONE)
+        # Made from the token, as every constant here would cost each call an allocation.
+        nothing = jax.tree.map(lambda leaf: jnp.broadcast_to(state.token, leaf.shape).astype(leaf.dtype), shapes)
+        return nothing, ~state.token
 
     value, token = lax.cond(state.token >= 0, always, never, state, *args)
     return state.replace(token=token), value
@@ -36,28 +38,41 @@ def look(state: CacheState, view: Callable[..., View], *args: Any) -> tuple[Cach
 
 def put(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
     """Write `value` at `index` of the array named `column`. Where the last index is NONE, nothing is written."""
-    return _write(state, column, index, value, lambda old: value, "set")
+    return _write(state, column, index, value, lambda old, new: new)
 
 
 def add(state: CacheState, column: str, index: Any, value: Any) -> CacheState:
     """Add `value` at `index` of the array named `column`. Where the last index is NONE, nothing is added."""
-    return _write(state, column, index, value, lambda old: old + value, "add")
+    return _write(state, column, index, value, lambda old, new: old + new)
 
 
 def _write(
-    state: CacheState, column: str, index: Any, value: Any, new: Callable[[jax.Array], Any], scatter: str
+    state: CacheState, column: str, index: Any, value: Any, change: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> CacheState:
     array = getattr(state, column)
     *rows, last = index if isinstance(index, tuple) else (index,)
     last = jnp.where(state.token >= 0, last, NONE)
-    if any(jnp.ndim(each) for each in (*rows, last)):
-        at = getattr(array.at[(*rows, last)], scatter)
-        return state.replace(**{column: at(value, mode="drop", wrap_negative_indices=False)})
-    # For one entry the same as a slice update: it compiles to a third of the kernels.
+    *rows, last, value = jnp.broadcast_arrays(*rows, last, jnp.asarray(value, array.dtype))
+    if not last.ndim:
+        return state.replace(**{column: _write_one(array, rows, last, value, change)})
+
+    def one(number: jax.Array, array: jax.Array) -> jax.Array:
+        return _write_one(array, [row[number] for row in rows], last[number], value[number], change)
+
+    return state.replace(**{column: repeat(state.token, end_of(state.token, last >= 0), one, array)})
+
+
+def _write_one(array: jax.Array, rows: list[jax.Array], last: jax.Array, value: jax.Array, change: Any) -> jax.Array:
+    # A slice update rather than a scatter, which would keep the transition from becoming one kernel.
     start = [jnp.asarray(each, jnp.int32) for each in (*rows, jnp.maximum(last, 0))]
     old = lax.dynamic_slice(array, start, (1,) * array.ndim, allow_negative_indices=False)
-    entry = jnp.where(last >= 0, new(old), old)
-    return state.replace(**{column: lax.dynamic_update_slice(array, entry, start, allow_negative_indices=False)})
+    entry = jnp.where(last >= 0, change(old, value), old)
+    return lax.dynamic_update_slice(array, entry, start, allow_negative_indices=False)
+
+
+def set_entry(array: jax.Array, index: jax.Array, value: Any) -> jax.Array:
+    """`array` [n] with `value` at `index`; unchanged if that is NONE. For arrays that are not part of the state."""
+    return _write_one(array, [], index, jnp.asarray(value, array.dtype), lambda old, new: new)
 
 
 def masked(condition: Any, index: Any) -> jax.Array:
@@ -75,13 +90,13 @@ def when(condition: jax.Array, change: Callable[[CacheState], CacheState], state
 
 def count(state: CacheState, **amounts: Any) -> CacheState:
     """Add to named scalars, for instance `count(state, CLOCK=1)`."""
-    change = sum(
-        np.eye(len(Scalar), dtype=np.int32)[Scalar[name]] * jnp.asarray(amount, jnp.int32)
-        for name, amount in amounts.items()
-    )
-    return state.replace(books=state.books.at[: len(Scalar)].add(change))
+    entry = lax.iota(jnp.int32, len(Scalar))
+    change = sum(jnp.where(entry == Scalar[name], jnp.asarray(value, jnp.int32), 0) for name, value in amounts.items())
+    scalars = lax.slice(state.books, (0,), (len(Scalar),)) + change
+    return state.replace(books=lax.dynamic_update_slice(state.books, scalars, (0,)))
 
 
 def book(state: CacheState, account: Account, tier: Tier, rank: Any, amount: Any) -> CacheState:
     """Add `amount` pages to an account of a tier and rank."""
-    return state.replace(books=state.books.at[state.layout.account(account, tier, rank)].add(amount))
+    index = jnp.asarray(state.layout.account(account, tier, rank), jnp.int32)
+    return state.replace(books=set_entry(state.books, index, state.books[index] + amount))

@@ -8,11 +8,12 @@ from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, TransferKind
-from purecache.transitions.columns import add, count, look, masked, put, when
+from purecache.transitions.columns import add, count, look, masked, put, set_entry, when
 from purecache.transitions.nodes import drop_host_page, drop_host_subtree, is_empty, prune, remove
 from purecache.transitions.operations import Handle, extend_operation, open_operation
-from purecache.transitions.orders import NEWER, NEWEST_FIRST, OLDER, arrive, drop_entry, rule
+from purecache.transitions.orders import NEWER, OLDER, arrive, drop_entry, rule
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.scans import end_of
 from purecache.transitions.standing import set_pages
 from purecache.transitions.victims import Cursor, first_cursor, seek, step_back
 from purecache.transitions.vocabulary import Evicted, Status, Step, Transfers
@@ -26,7 +27,7 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
         node = cursor.entry
 
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
-            follower = state.orders[Tier.HOST, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
+            follower = state.orders[Tier.HOST, jnp.where(rule(state, Scalar.NEWEST_FIRST), OLDER, NEWER), node]
             return state.nodes[Column.PARENT, node], state.nodes[Column.HOST_PAGE, node], follower
 
         state, (parent, page, follower) = look(state, plan)
@@ -35,7 +36,7 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
         state = when(empty, lambda state: prune(state, parent), state)
         state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, masked(~empty, parent))
         state, cursor = seek(state, Tier.HOST, rank, cursor)
-        return state, cursor, freed + 1, pages.at[freed].set(page)
+        return state, cursor, freed + 1, set_entry(pages, freed, page)
 
     limit, rows = jnp.minimum(number, size), state.layout.rows
     state, start = look(state, lambda state: first_cursor(state, Tier.HOST, rank))
@@ -52,7 +53,7 @@ def evict_host(state: CacheState, rank: jax.Array, number: jax.Array, size: int)
     good = (rank >= 0) & (rank < state.layout.ranks)
     rank = jnp.where(good, rank, 0)
     state, pages = evict_host_pages(count(state, CLOCK=good), rank, jnp.where(good, number, 0), size)
-    return Step(state, (), Evicted(jnp.where(good, Status.OK, Status.BAD_RANK), jnp.sum(pages >= 0), pages))
+    return Step(state, (), Evicted(jnp.where(good, Status.OK, Status.BAD_RANK), end_of(state.token, pages >= 0), pages))
 
 
 class _Sweep(NamedTuple):
@@ -85,10 +86,10 @@ def _reserve_backup(state: CacheState, rank: jax.Array, node: jax.Array, sweep: 
     state = put(state, "nodes", (Column.INCOMING_PAGE, masked(granted, node)), target[0])
     entry, transfers = sweep.freed, sweep.transfers
     transfers = transfers._replace(
-        operation=transfers.operation.at[entry].set(masked(granted, handle.operation)),
-        generation=transfers.generation.at[entry].set(masked(granted, handle.generation)),
-        source=transfers.source.at[entry].set(masked(granted, source)),
-        target=transfers.target.at[entry].set(target[0]),
+        operation=set_entry(transfers.operation, entry, masked(granted, handle.operation)),
+        generation=set_entry(transfers.generation, entry, masked(granted, handle.generation)),
+        source=set_entry(transfers.source, entry, masked(granted, source)),
+        target=set_entry(transfers.target, entry, target[0]),
     )
     refused = (~granted).astype(jnp.int32)
     state = count(state, BACKUP_PAGES=1 - refused, BACKUP_REFUSED_PAGES=refused)
@@ -131,7 +132,7 @@ def evict_device_pages(
             bare = (state.nodes[Column.HOST_PAGE, node] < 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
             # A page with children on host is worth a copy under every policy: without it they are lost too.
             wanted = (state.books[Scalar.WRITE_BACK] > 0) | (state.nodes[Column.FIRST_CHILD, node] != NONE)
-            follower = state.orders[Tier.DEVICE, jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER), node]
+            follower = state.orders[Tier.DEVICE, jnp.where(rule(state, Scalar.NEWEST_FIRST), OLDER, NEWER), node]
             return bare & wanted, state.nodes[Column.PARENT, node], state.nodes[Column.DEVICE_PAGE, node], follower
 
         state, (wanted, parent, page, follower) = look(state, plan)
@@ -145,7 +146,7 @@ def evict_device_pages(
         state = _leave_device(state, rank, node)
         state, cursor = step_back(state, Tier.DEVICE, rank, sweep.cursor, follower, parent)
         state, cursor = seek(state, Tier.DEVICE, rank, cursor)
-        pages = sweep.pages.at[sweep.freed].set(page)
+        pages = set_entry(sweep.pages, sweep.freed, page)
         return state, sweep._replace(cursor=cursor, freed=sweep.freed + 1, pages=pages)
 
     limit, rows = jnp.minimum(number, size), state.layout.rows
@@ -173,4 +174,4 @@ def evict_device(state: CacheState, rank: jax.Array, number: jax.Array, size: in
     state = count(state, CLOCK=good)
     state, pages, transfers = evict_device_pages(state, rank, jnp.where(good, number, 0), size)
     status = jnp.where(good, Status.OK, Status.BAD_RANK)
-    return Step(state, (transfers,), Evicted(status, jnp.sum(pages >= 0), pages))
+    return Step(state, (transfers,), Evicted(status, end_of(state.token, pages >= 0), pages))

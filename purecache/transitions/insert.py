@@ -13,12 +13,10 @@ from purecache.transitions.lend import all_lent_once
 from purecache.transitions.nodes import add_to_hash
 from purecache.transitions.orders import arrive, touch
 from purecache.transitions.pages import own_pages
+from purecache.transitions.scans import end_of, first_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
 from purecache.transitions.vocabulary import Inserted, Status, Step
 from purecache.transitions.walk import Prompt, bucket_of, page_at, root_of, size_of, walk
-
-HASH_CHUNK = 64
-"""New nodes that are looked over at once for those that need the hash table."""
 
 
 class Offer(NamedTuple):
@@ -59,7 +57,7 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     device, host, incoming = (jnp.where(known, state.nodes[row, found], NONE) for row in PAGES)
     # A page that is being loaded belongs to that operation until it ends, and so does everything below it.
     loading = known & (device < 0) & (host >= 0) & (incoming >= 0)
-    length = jnp.min(jnp.where(loading, index, prompt.pages))
+    length = jnp.minimum(first_of(state.token, loading), prompt.pages)
     free_nodes = state.books[Scalar.FREE_NODES]
     length = jnp.minimum(length, path.length + free_nodes)
     inside = index < length
@@ -91,6 +89,7 @@ def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> Cac
     state = put(state, "nodes", (Column.PREVIOUS_SIBLING, masked(top >= 0, sibling)), top)
     state = put(state, "nodes", (Column.RANK, ids), prompt.rank)
     state = put(state, "nodes", (Column.HITS, ids), 1)
+    state = put(state, "nodes", (Column.BORN, ids), state.books[Scalar.CLOCK])
     state = put(state, "nodes", (Column.PRIORITY, ids), offer.priority)
     under_root = masked(top >= 0, jnp.where(above >= layout.nodes, top, NONE))
     state = put(state, "nodes", (Column.NAMESPACE + jnp.arange(4), under_root), prompt.namespace)
@@ -101,16 +100,19 @@ def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> Cac
 def _write_tokens(state: CacheState, ids: jax.Array, rows: jax.Array) -> CacheState:
     """Write the tokens [size, page_size] of new nodes."""
     layout = state.layout
-    table = state.tokens.reshape(layout.rows, layout.page_size)
     target = jnp.where(state.token >= 0, ids, NONE)
-    table = table.at[target].set(rows, mode="drop", wrap_negative_indices=False)
-    return state.replace(tokens=table.reshape(-1))
+
+    def one(number: jax.Array, tokens: jax.Array) -> jax.Array:
+        start = (jnp.maximum(target[number], 0) * layout.page_size,)
+        old = lax.dynamic_slice(tokens, start, (layout.page_size,))
+        page = jnp.where(target[number] >= 0, rows[number], old)
+        return lax.dynamic_update_slice(tokens, page, start)
+
+    return state.replace(tokens=repeat(state.token, end_of(state.token, ids >= 0), one, state.tokens))
 
 
 def _link(state: CacheState, prompt: Prompt, ids: jax.Array, parents: jax.Array) -> CacheState:
     """Put the new nodes that do not follow their parent's id into the hash table."""
-    size = ids.shape[0]
-    chunk = min(HASH_CHUNK, size)
     needed = (ids != NONE) & (ids != parents + 1)
 
     def one(index: jax.Array, state: CacheState) -> CacheState:
@@ -118,14 +120,12 @@ def _link(state: CacheState, prompt: Prompt, ids: jax.Array, parents: jax.Array)
             return bucket_of(state, parents[index], page_at(state, prompt.tokens, index), prompt.namespace)
 
         state, where = look(state, bucket)
-        return when(needed[index], lambda state: add_to_hash(state, ids[index], where), state)
+        return add_to_hash(state, ids[index], where)
 
-    def over_chunk(number: jax.Array, state: CacheState) -> CacheState:
-        start = number * chunk
-        some = jnp.any(lax.dynamic_slice(needed, (start,), (chunk,)))
-        return lax.fori_loop(start, jnp.where(some, jnp.minimum(start + chunk, size), start), one, state)
+    def if_needed(index: jax.Array, state: CacheState) -> CacheState:
+        return when(needed[index], lambda state: one(index, state), state)
 
-    return lax.fori_loop(0, -(-size // chunk), over_chunk, state)
+    return repeat(state.token, end_of(state.token, needed), if_needed, state)
 
 
 def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
@@ -136,42 +136,57 @@ def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
     page is not lent to the caller, nothing is changed. The insert is short (see `length`) where a page is just being
     loaded, and at the node limit.
     """
-    size, index = size_of(state, prompt), jnp.arange(offer.pages.shape[0], dtype=jnp.int32)
+    state, reply = insert_if(state, prompt, offer, True)
+    return Step(state, (), reply)
+
+
+def insert_if(
+    state: CacheState, prompt: Prompt, offer: Offer, known: jax.Array | bool, ends: bool = False
+) -> tuple[CacheState, Inserted]:
+    """`insert`, refused unless the receipt of the request is `known`.
+
+    If the request `ends`, the pages offered behind those of the prompt must be lent too; they stay lent.
+    """
+    size = size_of(state, prompt)
     good_rank = (prompt.rank >= 0) & (prompt.rank < state.layout.ranks)
     good = good_rank & (prompt.pages >= 0) & (prompt.pages <= size)
     prompt = prompt._replace(pages=jnp.where(good, prompt.pages, 0), rank=jnp.where(good_rank, prompt.rank, 0))
     state, plan = look(state, _plan, prompt, offer)
     state, trees = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
+    every, index = jnp.arange(offer.pages.shape[0], dtype=jnp.int32), jnp.arange(size, dtype=jnp.int32)
+    offered = masked(every < prompt.pages, offer.pages)
+    left = offer.pages if ends else offered
+    offer = offer._replace(pages=offered[:size])
     own = plan.known & ~plan.adopt & (trees == offer.pages)
-    foreign = masked((index < prompt.pages) & ~own, offer.pages)
-    missing = jnp.any((index < prompt.pages) & (offer.pages < 0))
+    foreign = masked(~jnp.pad(own, (0, len(every) - size)), left)
+    missing = some(state.token, (index < prompt.pages) & (offer.pages < 0))
     state, lent = all_lent_once(state, prompt.rank, foreign)
     status = jnp.where(good, jnp.where(lent & ~missing, Status.OK, Status.BAD_PAGE), Status.BAD_LENGTH)
-    status = jnp.where(good_rank, status, Status.BAD_RANK)
+    status = jnp.where(known, jnp.where(good_rank, status, Status.BAD_RANK), Status.BAD_RECEIPT)
     ok = status == Status.OK
     state = count(state, CLOCK=ok)
     # Most inserts find most of the prompt in the tree: the writes for new pages are left out where there are none.
     state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan), state)
-    state = when(ok & jnp.any(plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
+    state = when(ok & some(state.token, plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
     state = _use(state, prompt, offer, plan, ok)
     state, pages = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
+    adopted = number_of(state.token, plan.adopt & ok)
     inside = (index < plan.length) & ok
     last = plan.nodes[jnp.maximum(plan.length - 1, 0)]
     node = jnp.where(ok & (plan.length > 0), last, root_of(state, prompt.rank))
     duplicates = masked(inside & ~plan.adopt & ~own, offer.pages)
     state, wanted = look(state, _wanted, plan)
-    state = count(state, DUPLICATE_PAGES=jnp.sum(duplicates >= 0), INSERTED_PAGES=jnp.sum(plan.adopt & ok))
-    reply = Inserted(
-        status, jnp.where(ok, plan.length, 0), node, masked(inside, pages), duplicates, jnp.where(ok, wanted, 0)
-    )
-    return Step(state, (), reply)
+    state = count(state, DUPLICATE_PAGES=number_of(state.token, duplicates >= 0), INSERTED_PAGES=adopted)
+    length, clock = jnp.where(ok, plan.length, 0), state.books[Scalar.CLOCK]
+    wanted = jnp.where(ok, wanted, 0)
+    return state, Inserted(status, length, node, clock, masked(inside, pages), duplicates, wanted)
 
 
 def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
     """Book the offered pages as the tree's, and list the deepest of them."""
     takers, parents = masked(plan.adopt, plan.nodes), masked(plan.adopt, plan.parents)
     state = set_pages(state, prompt.rank, takers, device=offer.pages)
-    taken = jnp.sum(plan.adopt, dtype=jnp.int32)
+    taken = number_of(state.token, plan.adopt)
     state = book(state, Account.LENT, Tier.DEVICE, prompt.rank, -taken)
     state = add(state, "nodes", (Column.DEVICE_CHILDREN, parents), 1)
     state = own_pages(state, Tier.DEVICE, prompt.rank, masked(plan.adopt, offer.pages), plan.nodes)
@@ -185,7 +200,7 @@ def _use(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ok: jax.A
     known = masked(plan.known & ok, plan.nodes)
     state, lower = look(state, lambda state: (known != NONE) & (state.nodes[Column.PRIORITY, known] < offer.priority))
     state = when(
-        jnp.any(lower),
+        some(state.token, lower),
         lambda state: put(state, "nodes", (Column.PRIORITY, masked(lower, known)), offer.priority),
         state,
     )
@@ -201,4 +216,4 @@ def _wanted(state: CacheState, plan: _Plan) -> jax.Array:
     threshold = state.books[Scalar.BACKUP_HITS]
     bare = (state.nodes[Column.HOST_PAGE, nodes] < 0) & (state.nodes[Column.INCOMING_PAGE, nodes] < 0)
     enough = (threshold > 0) & (state.nodes[Column.HITS, nodes] >= threshold)
-    return jnp.sum(bare & enough & (plan.nodes != NONE), dtype=jnp.int32)
+    return number_of(state.token, bare & enough & (plan.nodes != NONE))

@@ -9,6 +9,7 @@ from purecache.state.layout import FREE, LENT, Account, Shelf, Tier
 from purecache.transitions.columns import book, count, look, masked, when
 from purecache.transitions.evict import evict_device_pages
 from purecache.transitions.pages import free_count, give_pages, own_pages, owner_index, take_pages
+from purecache.transitions.scans import number_of, some
 from purecache.transitions.vocabulary import Lent, Released, Status, Step
 
 
@@ -34,14 +35,14 @@ def all_lent_once(state: CacheState, rank: jax.Array, pages: jax.Array) -> tuple
         state = own_pages(state, Tier.DEVICE, rank, mine, signer)
         state, signed = look(state, owners_of, rank, mine)
         state = own_pages(state, Tier.DEVICE, rank, mine, jnp.full_like(mine, LENT))
-        return state, jnp.all(~given | (lent & (signed == signer)))
+        return state, ~some(state.token, given & ~(lent & (signed == signer)))
 
-    return lax.cond(jnp.any(given), inspect, lambda state: (state, jnp.bool_(True)), state)
+    return lax.cond(some(state.token, given), inspect, lambda state: (state, jnp.bool_(True)), state)
 
 
 def give_back(state: CacheState, rank: jax.Array, pages: jax.Array) -> CacheState:
     """Free lent pages; NONE entries are skipped. The caller has checked them."""
-    number = jnp.sum(pages >= 0, dtype=jnp.int32)
+    number = number_of(state.token, pages >= 0)
 
     def give(state: CacheState) -> CacheState:
         return give_pages(book(state, Account.LENT, Tier.DEVICE, rank, -number), Tier.DEVICE, rank, pages)

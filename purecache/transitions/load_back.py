@@ -15,8 +15,9 @@ from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
 from purecache.transitions.operations import Handle, close_operation, open_operation
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
+from purecache.transitions.scans import first_of, number_of
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import Finished, LoadBegun, Status, Step, Transfers
+from purecache.transitions.vocabulary import Finished, LoadBegun, NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import climb
 
 
@@ -71,24 +72,24 @@ def _verdict(state: CacheState, live: jax.Array, chain: _Chain, rank: jax.Array,
     return jnp.where(live, status, Status.BAD_NODE)
 
 
-def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadBegun]:
-    """Start bringing the path to `node` to the device: all of it, or nothing and the reason.
+def begin_load_back(state: CacheState, handle: NodeHandle, size: int) -> Step[LoadBegun]:
+    """Start bringing the path to a node to the device: all of it, or nothing and the reason.
 
     Room is what is free plus what can be evicted without the path itself. Source and destination are pinned until
     `finish_load_back`. Pages that another operation is loading already are joined. `size` (static) bounds the chain.
     """
-    state, live = look(state, is_live, node)
-    safe = jnp.where(live, node, state.layout.nodes)
+    state, live = look(state, is_live, handle)
+    safe = jnp.where(live, handle.node, state.layout.nodes)
     state, rank = look(state, rank_of, safe)
     state, chain = look(state, _chain, safe)
     status = _verdict(state, live, chain, rank, size)
     go = status == Status.OK
     refused = live & ((status == Status.NO_ROOM) | (status == Status.TABLE_FULL) | (status == Status.BELOW_THRESHOLD))
     state = count(state, CLOCK=live, LOADS_REFUSED=refused)
-    pinned, number = masked(go, node), jnp.where(go, chain.needed, 0)
+    pinned, number = masked(go, safe), jnp.where(go, chain.needed, 0)
     state = lock_path(lock_path(state, Tier.HOST, pinned), Tier.DEVICE, pinned)
     # Before the eviction, whose write back would take the last vacant operation.
-    state, handle = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
+    state, operation = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
     short = jnp.maximum(number - free_count(state, Tier.DEVICE, rank), 0)
     state, _, write_back = evict_device_pages(state, rank, short, size)
     wanted = jnp.where(go | (status == Status.JOINED), chain.length, 0)
@@ -100,18 +101,18 @@ def begin_load_back(state: CacheState, node: jax.Array, size: int) -> Step[LoadB
     state, source = look(state, lambda state: state.nodes[Column.HOST_PAGE, members])
     state, pages = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     index = jnp.arange(size, dtype=jnp.int32)
-    total = jnp.sum(nodes != NONE, dtype=jnp.int32)
+    total = number_of(state.token, nodes != NONE)
     shallowest_first = jnp.where(index < total, pages[jnp.maximum(total - 1 - index, 0)], NONE)
     used = members != NONE
     transfers = Transfers(
         kind=jnp.int32(TransferKind.LOAD_BACK),
         rank=rank,
-        operation=masked(used, handle.operation),
-        generation=masked(used, handle.generation),
+        operation=masked(used, operation.operation),
+        generation=masked(used, operation.generation),
         source=masked(used, source),
         target=target,
     )
-    reply = LoadBegun(status, handle.operation, handle.generation, number, shallowest_first)
+    reply = LoadBegun(status, operation.operation, operation.generation, number, shallowest_first)
     return Step(state, (write_back, transfers), reply)
 
 
@@ -132,17 +133,17 @@ def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[F
         return (anchor >= state.layout.nodes) | (state.nodes[Column.DEVICE_PAGE, anchor] >= 0)
 
     state, anchored = look(state, on_device)
-    arrived = leading_run(ok, number) & anchored
+    arrived = leading_run(state.token, ok, number) & anchored
     state, target = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.INCOMING_PAGE, nodes]))
     state = count(state, CLOCK=members.good)
     state = set_pages(state, rank, nodes, device=masked(arrived, target), incoming=NONE)
     state = give_pages(state, Tier.DEVICE, rank, masked(~arrived, target))
     state = add(state, "nodes", (Column.DEVICE_CHILDREN, masked(arrived, parents)), 1)
-    deepest = jnp.min(jnp.where(arrived, jnp.arange(size), size))
+    deepest = first_of(state.token, arrived)
     tip = masked(deepest < size, nodes[jnp.minimum(deepest, size - 1)])
     state = arrive(state, Tier.DEVICE, tip, rank)
     pinned = masked(members.good, members.node)
     state = unlock_path(unlock_path(state, Tier.DEVICE, pinned), Tier.HOST, pinned)
-    published = jnp.sum(arrived, dtype=jnp.int32)
+    published = number_of(state.token, arrived)
     state = count(state, LOADED_PAGES=published, LOAD_FAILED_PAGES=number - published)
     return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))

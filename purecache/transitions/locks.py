@@ -14,13 +14,10 @@ from jax import lax
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import LOCKS, NONE, TIERS, Account, Column, Ledger, Scalar, Tier
 from purecache.transitions.columns import add, count, look, masked, put, when
-from purecache.transitions.nodes import is_empty, prune
+from purecache.transitions.nodes import is_empty, is_free, prune
 from purecache.transitions.orders import touch
 from purecache.transitions.standing import evictable, move_between, standing_of
-from purecache.transitions.vocabulary import Locked, Status, Step, Unlocked
-
-HOLD_CHUNK = 128
-"""Nodes whose references are changed in one vector operation."""
+from purecache.transitions.vocabulary import Locked, NodeHandle, Status, Step, Unlocked
 
 
 class ReceiptHandle(NamedTuple):
@@ -30,45 +27,39 @@ class ReceiptHandle(NamedTuple):
     generation: jax.Array
 
 
-def is_live(state: CacheState, node: jax.Array) -> jax.Array:
-    """[] bool: whether `node` is the id of a root or of a node in the tree. Read it through `look`."""
-    layout = state.layout
-    in_range = (node >= 0) & (node < layout.nodes + layout.ranks)
+def is_live(state: CacheState, handle: NodeHandle) -> jax.Array:
+    """[] bool: whether a handle names a root or a node that has been in the tree since. Read it through `look`."""
+    layout, node = state.layout, handle.node
+    in_range = (node >= 0) & (node < layout.nodes + layout.ranks) & (handle.clock <= state.books[Scalar.CLOCK])
     safe = jnp.where(in_range, node, 0)
-    return in_range & ((safe >= layout.nodes) | (state.nodes[Column.PARENT, safe] != NONE))
+    there = (state.nodes[Column.PARENT, safe] != NONE) & (state.nodes[Column.BORN, safe] <= handle.clock)
+    return in_range & ((safe >= layout.nodes) | there)
 
 
-def hold(state: CacheState, tier: Tier, node: jax.Array, amount: int) -> tuple[CacheState, jax.Array]:
+def hold(state: CacheState, tier: Tier, node: jax.Array, amount: int) -> tuple[CacheState, list[jax.Array]]:
     """Add `amount` (1 or -1) references to `node`, and to its ancestors as far as that locks or unlocks a node.
 
-    Returns the new state and how many pages of each tier [tiers] that protects or sets free. NONE holds nothing.
+    Returns the new state and how many pages of each tier that protects or sets free. NONE holds nothing.
     """
     turning = 0 if amount > 0 else 1
     name = "device_locks" if tier == Tier.DEVICE else "host_locks"
 
-    def gather(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
-        """The next nodes to change, deepest first, the node to go on with, and the pages that change hands."""
-
-        def step(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            node, filled, nodes = carry
-            turned = state.nodes[LOCKS[tier], node] == turning
-            return masked(turned, state.nodes[Column.PARENT, node]), filled + 1, nodes.at[filled].set(node)
-
-        start = (node, jnp.int32(0), jnp.full(HOLD_CHUNK, NONE, jnp.int32))
-        node, _, nodes = lax.while_loop(lambda carry: (carry[0] != NONE) & (carry[1] < HOLD_CHUNK), step, start)
-        standing = standing_of(state, nodes)
-        turned = (nodes != NONE) & (getattr(standing, name) == turning)
-        unlocked, locked = (evictable(standing._replace(**{name: value})) for value in (0, 1))
-        loose = unlocked & ~locked & turned
-        return nodes, node, jnp.sum(loose, axis=1, dtype=jnp.int32)
-
-    def change_chunk(carry: tuple[CacheState, jax.Array, jax.Array]) -> tuple[CacheState, jax.Array, jax.Array]:
+    def step(carry: tuple[CacheState, jax.Array, list[jax.Array]]) -> tuple[CacheState, jax.Array, list[jax.Array]]:
         state, node, moved = carry
-        state, (nodes, node, more) = look(state, gather, node)
-        return add(state, "nodes", (LOCKS[tier], nodes), amount), node, moved + more
 
-    start = (state, node, jnp.zeros(len(TIERS), jnp.int32))
-    state, _, moved = lax.while_loop(lambda carry: carry[1] != NONE, change_chunk, start)
+        def plan(state: CacheState) -> tuple[jax.Array, list[jax.Array]]:
+            standing = standing_of(state, node)
+            turned = getattr(standing, name) == turning
+            unlocked, locked = (evictable(standing._replace(**{name: value})) for value in (0, 1))
+            changed = [free & ~held & turned for free, held in zip(unlocked, locked, strict=True)]
+            return masked(turned, state.nodes[Column.PARENT, node]), changed
+
+        state, (above, changed) = look(state, plan)
+        state = add(state, "nodes", (LOCKS[tier], node), amount)
+        return state, above, [total + more for total, more in zip(moved, changed, strict=True)]
+
+    start = (state, node, [state.token for _ in TIERS])
+    state, _, moved = lax.while_loop(lambda carry: carry[1] != NONE, step, start)
     return state, moved
 
 
@@ -114,7 +105,7 @@ def _freed(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
         return state.nodes[Column.DEVICE_PAGE, node] >= 0
 
     def loose(node: jax.Array, wanted: jax.Array) -> jax.Array:
-        free = jnp.all(state.nodes[LOCKS, node] == 0)
+        free = is_free(state, node)
         return masked((node >= 0) & (node < nodes) & wanted & free, node)
 
     device = climb_to(on_device)
@@ -157,16 +148,16 @@ def redeem(state: CacheState, handle: ReceiptHandle, wanted: jax.Array | bool) -
     return count(state, VACANT_RECEIPTS=taken.astype(jnp.int32)), masked(taken, node)
 
 
-def lock(state: CacheState, node: jax.Array) -> Step[Locked]:
-    """Protect `node` and its ancestors from eviction until the receipt is given to `unlock`. The root may be locked."""
-    state, live = look(state, is_live, node)
+def lock(state: CacheState, handle: NodeHandle) -> Step[Locked]:
+    """Protect a node and its ancestors from eviction until the receipt is given to `unlock`. The root may be locked."""
+    state, live = look(state, is_live, handle)
     vacant = state.books[Scalar.VACANT_RECEIPTS] > 0
-    target = masked(live & vacant, node)
-    state = count(state, CLOCK=live)
+    target = masked(live & vacant, handle.node)
+    state = count(state, CLOCK=live & vacant)
     state = lock_path(state, Tier.DEVICE, target)
-    state, handle = issue(state, target)
+    state, receipt = issue(state, target)
     status = jnp.where(live, jnp.where(vacant, Status.OK, Status.TABLE_FULL), Status.BAD_NODE)
-    return Step(state, (), Locked(status, handle.receipt, handle.generation))
+    return Step(state, (), Locked(status, receipt.receipt, receipt.generation))
 
 
 def unlock(state: CacheState, handle: ReceiptHandle) -> Step[Unlocked]:

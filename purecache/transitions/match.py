@@ -5,9 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Column, Tier
+from purecache.state.layout import NONE, Column, Scalar, Tier
 from purecache.transitions.columns import count, look, masked
 from purecache.transitions.orders import touch
+from purecache.transitions.scans import first_of
 from purecache.transitions.vocabulary import Matched, Step
 from purecache.transitions.walk import Prompt, root_of, size_of, walk
 
@@ -21,15 +22,16 @@ def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
     safe = jnp.where(known, nodes, 0)
     device = jnp.where(known, state.nodes[Column.DEVICE_PAGE, safe], NONE)
     host = jnp.where(known, state.nodes[Column.HOST_PAGE, safe], NONE)
-    device_length = jnp.min(jnp.where(device < 0, index, size))
-    length = jnp.min(jnp.where((device < 0) & (host < 0), index, size))
+    device_length = first_of(state.token, device < 0)
+    length = first_of(state.token, (device < 0) & (host < 0))
     root = root_of(state, prompt.rank)
 
     def last(length: jax.Array) -> jax.Array:
         return jnp.where(length > 0, nodes[jnp.maximum(length - 1, 0)], root)
 
     device_length, length = jnp.minimum(device_length, path.length), jnp.minimum(length, path.length)
-    return Matched(device_length, length, last(device_length), last(length), device)
+    clock = state.books[Scalar.CLOCK]
+    return Matched(device_length, length, last(device_length), last(length), clock, device)
 
 
 def valid_prompt(state: CacheState, prompt: Prompt) -> Prompt:
@@ -46,20 +48,26 @@ def peek(state: CacheState, prompt: Prompt) -> Matched:
 
 def match(state: CacheState, prompt: Prompt) -> Step[Matched]:
     """The longest usable prefix of `prompt`, which is touched: it becomes the most recently used."""
+    state, matched = match_if(state, prompt, True)
+    return Step(state, (), matched)
+
+
+def match_if(state: CacheState, prompt: Prompt, noted: jax.Array | bool) -> tuple[CacheState, Matched]:
+    """The longest usable prefix, which is touched and counted if `noted`."""
     prompt = valid_prompt(state, prompt)
     state, matched = look(state, usable_prefix, prompt)
-    on_device = matched.device_length > 0
-    on_host = matched.length > matched.device_length
+    on_device = (matched.device_length > 0) & noted
+    on_host = (matched.length > matched.device_length) & noted
     state = count(
         state,
-        CLOCK=1,
-        MATCHED_DEVICE_PAGES=matched.device_length,
-        MATCHED_HOST_PAGES=matched.length - matched.device_length,
-        MATCHED_MISS_PAGES=prompt.pages - matched.length,
+        CLOCK=noted,
+        MATCHED_DEVICE_PAGES=jnp.where(noted, matched.device_length, 0),
+        MATCHED_HOST_PAGES=jnp.where(noted, matched.length - matched.device_length, 0),
+        MATCHED_MISS_PAGES=jnp.where(noted, prompt.pages - matched.length, 0),
     )
     state = touch(state, Tier.DEVICE, masked(on_device, matched.device_node), prompt.rank)
     state = touch(state, Tier.HOST, masked(on_host, matched.node), prompt.rank)
-    return Step(state, (), matched)
+    return state, matched
 
 
 def match_many(state: CacheState, prompts: Prompt) -> Step[Matched]:

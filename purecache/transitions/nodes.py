@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
+from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put, when
-from purecache.transitions.orders import ALWAYS_NEXT, NEWEST_FIRST, drop_entry, listed, place, rule
+from purecache.transitions.orders import drop_entry, listed, place, rule
 from purecache.transitions.pages import give_pages
 from purecache.transitions.standing import set_pages
 from purecache.transitions.walk import bucket_of, namespace_of, page_at
@@ -54,12 +54,23 @@ def remove(state: CacheState, node: jax.Array) -> CacheState:
     return count(put(state, "nodes", (Column.FREE_NODES, state.books[Scalar.FREE_NODES]), node), FREE_NODES=1)
 
 
+def has_page(state: CacheState, node: jax.Array) -> jax.Array:
+    """[] bool: whether a node has a page in any tier, or waits for one. Read it through `look`."""
+    device, host, incoming = (state.nodes[row, node] for row in PAGES)
+    return (device >= 0) | (host >= 0) | (incoming >= 0)
+
+
+def is_free(state: CacheState, node: jax.Array) -> jax.Array:
+    """[] bool: whether nothing holds a lock on a node. Read it through `look`."""
+    return (state.nodes[Column.DEVICE_LOCKS, node] == 0) & (state.nodes[Column.HOST_LOCKS, node] == 0)
+
+
 def is_empty(state: CacheState, node: jax.Array) -> jax.Array:
     """[] bool: a node without page, child, lock or operation, which may go. Read it through `look`."""
     layout = state.layout
-    bare = jnp.all(state.nodes[PAGES, node] < 0) & (state.nodes[Column.FIRST_CHILD, node] == NONE)
+    bare = ~has_page(state, node) & (state.nodes[Column.FIRST_CHILD, node] == NONE)
     in_tree = (node >= 0) & (node < layout.nodes) & (state.nodes[Column.PARENT, node] != NONE)
-    return bare & jnp.all(state.nodes[LOCKS, node] == 0) & in_tree
+    return bare & is_free(state, node) & in_tree
 
 
 def prune(state: CacheState, node: jax.Array) -> CacheState:
@@ -77,15 +88,15 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
         return is_empty(*carry)
 
     def plan(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
-        device, host, incoming = state.nodes[PAGES, node]
+        device, host, incoming = (state.nodes[row, node] for row in PAGES)
         leaf = (node >= 0) & (node < state.layout.nodes) & (state.nodes[Column.FIRST_CHILD, node] == NONE)
-        wanted = ~listed(state, Tier.HOST, node) | rule(state, ALWAYS_NEXT)
+        wanted = ~listed(state, Tier.HOST, node) | rule(state, Scalar.ALWAYS_NEXT)
         next_victim = leaf & (host >= 0) & (device < 0) & (incoming < 0) & wanted
         return masked(next_victim, node), state.nodes[Column.RANK, node]
 
     state, node = lax.while_loop(more, up, (state, node))
     state, (survivor, rank) = look(state, plan, node)
-    return place(state, Tier.HOST, survivor, rank, rule(state, NEWEST_FIRST))
+    return place(state, Tier.HOST, survivor, rank, rule(state, Scalar.NEWEST_FIRST))
 
 
 def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> CacheState:

@@ -1,4 +1,4 @@
-"""Eviction orders: linked lists of candidates, oldest first, and the table that makes a policy of them.
+"""Eviction orders: linked lists of candidates, oldest first, and how the rules of a policy use them.
 
 An order holds *tips*. A touch moves only the deepest node of a path, in O(1): its ancestors are as recent as it is and
 can't be victims before it. Taking a victim cleans up what moved on: an inner node's entry is dropped, and when a
@@ -19,24 +19,10 @@ from purecache.transitions.columns import look, masked, put
 OLDER, NEWER = 0, 1
 """Rows of an order: the neighbour towards the oldest entry, and towards the newest."""
 
-#                 touch moves  newest first  locked entries  a new leaf always
-#                 the entry                  stay            takes its child's place
-POLICY_TABLE = {
-    Policy.LRU: (True, False, False, False),
-    Policy.MRU: (True, True, False, True),
-    Policy.FIFO: (False, False, True, False),
-    Policy.FILO: (False, True, True, False),
-    Policy.LFU: (True, False, False, False),
-    Policy.SLRU: (True, False, False, False),
-    Policy.PRIORITY: (True, False, False, False),
-}
-MOVES, NEWEST_FIRST, KEEPS_LOCKED, ALWAYS_NEXT = range(4)
 
-
-def rule(state: CacheState, column: int) -> jax.Array:
-    """[] bool: one column of the policy table, for the policy of this state (which is data, not a shape)."""
-    table = jnp.array([POLICY_TABLE[policy][column] for policy in sorted(POLICY_TABLE)])
-    return table[state.books[Scalar.POLICY]]
+def rule(state: CacheState, name: Scalar) -> jax.Array:
+    """[] bool: one of the rules that make the policy of this state (which is data, not a shape)."""
+    return state.books[name] > 0
 
 
 def level(state: CacheState, hits: jax.Array, priority: jax.Array) -> jax.Array:
@@ -105,10 +91,9 @@ def listed(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
 
 def arrive(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
     """List `node`, whose page is new in `tier`, as the newest."""
-    state = place(state, tier, node, rank, True)
-    return put(state, "nodes", (Column.TOUCHED, node), state.books[Scalar.CLOCK])
+    return place(state, tier, node, rank, True)
 
 
 def touch(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
     """Note that a path down to `node` was used. Policies that order by arrival do not move it."""
-    return arrive(state, tier, masked(rule(state, MOVES), node), rank)
+    return arrive(state, tier, masked(rule(state, Scalar.MOVES), node), rank)

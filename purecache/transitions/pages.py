@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import FREE, NONE, Account, Shelf, Tier
 from purecache.transitions.columns import book, look, masked, put
+from purecache.transitions.scans import end_of, repeat
 
 
 def free_count(state: CacheState, tier: Tier, rank: jax.Array, pool: int = 0) -> jax.Array:
@@ -34,18 +35,21 @@ def take_pages(
 
 
 def give_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array) -> CacheState:
-    """Put the pages that are not NONE on the free-list, so that the last of them is taken first.
+    """Put those `pages` [] or [size] that are not NONE on the free-list, so that the last of them is taken first.
 
     The caller takes them off the account that they were booked under.
     """
-    given = pages >= 0
-    behind = jnp.cumsum(given) - 1 if pages.ndim else jnp.int32(0)
-    number = jnp.sum(given, dtype=jnp.int32)
-    slot = owner_index(state, tier, rank, free_count(state, tier, rank) + behind.astype(jnp.int32))
-    owner = owner_index(state, tier, rank, pages)
-    state = put(state, "shelves", (Shelf.FREE_PAGES, masked(given, slot)), pages)
-    state = put(state, "shelves", (Shelf.OWNERS, owner), FREE)
-    return book(state, Account.FREE, tier, rank, number)
+    if pages.ndim:
+        return repeat(
+            state.token,
+            end_of(state.token, pages >= 0),
+            lambda index, state: give_pages(state, tier, rank, pages[index]),
+            state,
+        )
+    slot = owner_index(state, tier, rank, free_count(state, tier, rank))
+    state = put(state, "shelves", (Shelf.FREE_PAGES, masked(pages >= 0, slot)), pages)
+    state = put(state, "shelves", (Shelf.OWNERS, owner_index(state, tier, rank, pages)), FREE)
+    return book(state, Account.FREE, tier, rank, (pages >= 0).astype(jnp.int32))
 
 
 def own_pages(state: CacheState, tier: Tier, rank: jax.Array, pages: jax.Array, owners: jax.Array) -> CacheState:

@@ -2,54 +2,46 @@
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Ledger, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put
-from purecache.transitions.insert import Offer, insert
+from purecache.transitions.insert import Offer, insert_if
 from purecache.transitions.lend import all_lent_once, give_back
 from purecache.transitions.locks import ReceiptHandle, is_good, issue, lock_path, redeem, unlock_path
-from purecache.transitions.match import match
+from purecache.transitions.match import match_if
 from purecache.transitions.vocabulary import Admitted, Inserted, Locked, Released, Status, Step
 from purecache.transitions.walk import Prompt
 
 
 def admit(state: CacheState, prompt: Prompt) -> Step[Admitted]:
-    """Match `prompt` and lock the device part of what it found, so that it stays until `finish` or `abort`."""
-    state, _, matched = match(state, prompt)
+    """Match `prompt` and lock the device part of what it found, so that it stays until `finish` or `abort`.
+
+    Without a vacant receipt nothing is changed.
+    """
     vacant = state.books[Scalar.VACANT_RECEIPTS] > 0
+    state, matched = match_if(state, prompt, vacant)
     target = masked(vacant, matched.device_node)
     state, handle = issue(lock_path(state, Tier.DEVICE, target), target)
     status = jnp.where(vacant, Status.OK, Status.TABLE_FULL)
     return Step(state, (), Admitted(matched, Locked(status, handle.receipt, handle.generation)))
 
 
-def finish(state: CacheState, prompt: Prompt, offer: Offer, tail: jax.Array, receipt: ReceiptHandle) -> Step[Inserted]:
-    """End a request: insert its whole pages, free its duplicates and `tail` pages [any size], give its receipt back.
+def finish(state: CacheState, prompt: Prompt, offer: Offer, receipt: ReceiptHandle) -> Step[Inserted]:
+    """End a request: insert its whole pages, free its duplicates, and give its receipt back.
 
-    If a page is not lent to the request, or the receipt is not good, nothing is changed.
+    What is offered behind the whole pages of the prompt [size + any] is freed too. If a page is not lent to the
+    request, or the receipt is not good, nothing is changed.
     """
     state, known = look(state, is_good, receipt)
-    state, tail_lent = all_lent_once(state, jnp.clip(prompt.rank, 0, state.layout.ranks - 1), tail)
-    twice = jnp.any((tail[:, None] == offer.pages[None, :]) & (tail[:, None] >= 0)) if tail.shape[0] else False
-    checked = known & tail_lent & ~twice
-    blocked = prompt._replace(pages=jnp.where(checked, prompt.pages, NONE))
-    state, _, reply = insert(state, blocked, offer)
-    ok = checked & (reply.status == Status.OK)
+    state, reply = insert_if(state, prompt, offer, known, ends=True)
+    ok = reply.status == Status.OK
     state, node = redeem(state, receipt, ok)
     index = jnp.arange(offer.pages.shape[0], dtype=jnp.int32)
-    left = masked((index >= reply.length) & (index < prompt.pages), offer.pages)
-    leftover = jnp.where(reply.duplicates >= 0, reply.duplicates, left)
-
-    def free(state: CacheState) -> CacheState:
-        state = give_back(state, prompt.rank, leftover)
-        return give_back(state, prompt.rank, tail)
-
-    state = lax.cond(ok, free, lambda state: state, state)
-    state = unlock_path(state, Tier.DEVICE, node)
-    status = jnp.where(tail_lent & ~twice, reply.status, Status.BAD_PAGE)
-    return Step(state, (), reply._replace(status=jnp.where(known, status, Status.BAD_RECEIPT)))
+    taken = jnp.pad(reply.duplicates, (0, len(index) - len(reply.duplicates)), constant_values=NONE)
+    leftover = jnp.where(index < reply.length, taken, offer.pages)
+    state = give_back(state, prompt.rank, masked(ok, leftover))
+    return Step(unlock_path(state, Tier.DEVICE, node), (), reply)
 
 
 def abort(state: CacheState, rank: jax.Array, pages: jax.Array, receipt: ReceiptHandle) -> Step[Released]:
@@ -63,7 +55,7 @@ def abort(state: CacheState, rank: jax.Array, pages: jax.Array, receipt: Receipt
     state, lent = all_lent_once(state, rank, pages)
     ok = good_rank & known & lent
     state, node = redeem(count(state, CLOCK=ok), receipt, ok)
-    state = lax.cond(ok, lambda state: give_back(state, rank, pages), lambda state: state, state)
+    state = give_back(state, rank, masked(ok, pages))
     state = unlock_path(state, Tier.DEVICE, node)
     status = jnp.where(good_rank, jnp.where(lent, Status.OK, Status.BAD_PAGE), Status.BAD_RANK)
     return Step(state, (), Released(jnp.where(known, status, Status.BAD_RECEIPT)))
@@ -76,12 +68,11 @@ def checkpoint(state: CacheState, prompt: Prompt, offer: Offer, receipt: Receipt
     receipt is not good, nothing is changed.
     """
     state, known = look(state, is_good, receipt)
-    blocked = prompt._replace(pages=jnp.where(known, prompt.pages, NONE))
-    state, _, reply = insert(state, blocked, offer)
-    ok = known & (reply.status == Status.OK)
-    state = lax.cond(ok, lambda state: give_back(state, prompt.rank, reply.duplicates), lambda state: state, state)
+    state, reply = insert_if(state, prompt, offer, known)
+    ok = reply.status == Status.OK
+    state = give_back(state, prompt.rank, reply.duplicates)
     state, old = look(state, lambda state: state.ledger[Ledger.RECEIPT_NODE, jnp.where(ok, receipt.receipt, 0)])
     state = lock_path(state, Tier.DEVICE, masked(ok, reply.node))
     state = unlock_path(state, Tier.DEVICE, masked(ok, old))
     state = put(state, "ledger", (Ledger.RECEIPT_NODE, masked(ok, receipt.receipt)), reply.node)
-    return Step(state, (), reply._replace(status=jnp.where(known, reply.status, Status.BAD_RECEIPT)))
+    return Step(state, (), reply)

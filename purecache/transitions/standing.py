@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, TIERS, Account, Column, Tier
 from purecache.transitions.columns import book, look, put
+from purecache.transitions.scans import end_of, repeat
 
 HELD = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
 """The accounts of pages that nodes hold; FREE and LENT are kept by the free-lists."""
@@ -49,23 +50,21 @@ def standing_of(state: CacheState, nodes: Any, pool: int = 0) -> Standing:
     )
 
 
-def tally(standing: Standing, valid: Any) -> list[list[jax.Array]]:
-    """How many of the valid nodes are in each of the accounts of `HELD`, by tier."""
-    both = (
-        device_account(standing.device, standing.host, standing.incoming, standing.device_locks),
-        host_account(*standing),
-    )
-    return [[jnp.sum((both[tier] == account) & valid, dtype=jnp.int32) for tier in TIERS] for account in HELD]
-
-
-def evictable(standing: Standing) -> jax.Array:
-    """[tiers, ...] bool: whether the pages of nodes may be evicted from each tier, elementwise."""
+def accounts_of(standing: Standing) -> tuple[Any, Any]:
+    """The accounts of the device pages and of the host pages of nodes, elementwise."""
     device = device_account(standing.device, standing.host, standing.incoming, standing.device_locks)
-    return jnp.stack([device == Account.EVICTABLE, host_account(*standing) == Account.EVICTABLE])
+    return device, host_account(*standing)
 
 
-def move_between(state: CacheState, rank: jax.Array, pages: jax.Array, source: Account, target: Account) -> CacheState:
-    """Book `pages` [tiers] of a rank from one account to another."""
+def evictable(standing: Standing) -> list[jax.Array]:
+    """[...] bool by tier: whether the pages of nodes may be evicted from it, elementwise."""
+    return [account == Account.EVICTABLE for account in accounts_of(standing)]
+
+
+def move_between(
+    state: CacheState, rank: jax.Array, pages: list[jax.Array], source: Account, target: Account
+) -> CacheState:
+    """Book `pages`, by tier, of a rank from one account to another."""
     for tier in TIERS:
         state = book(state, source, tier, rank, -pages[tier])
         state = book(state, target, tier, rank, pages[tier])
@@ -73,13 +72,23 @@ def move_between(state: CacheState, rank: jax.Array, pages: jax.Array, source: A
 
 
 def set_pages(state: CacheState, rank: jax.Array, nodes: jax.Array, **pages: Any) -> CacheState:
-    """Write the `device`, `host` or `incoming` pages of `nodes` (NONE: skipped), and keep the accounts true."""
+    """Write the `device`, `host` or `incoming` pages of `nodes` [] or [size], and keep the accounts true.
+
+    NONE among the nodes is skipped.
+    """
+    if nodes.ndim:
+        each = {name: jnp.broadcast_to(page, nodes.shape) for name, page in pages.items()}
+
+        def one(index: jax.Array, state: CacheState) -> CacheState:
+            return set_pages(state, rank, nodes[index], **{name: page[index] for name, page in each.items()})
+
+        return repeat(state.token, end_of(state.token, nodes >= 0), one, state)
     state, before = look(state, standing_of, nodes)
-    after = before._replace(**{name: jnp.broadcast_to(page, jnp.shape(nodes)) for name, page in pages.items()})
+    after = before._replace(**{name: jnp.asarray(page, jnp.int32) for name, page in pages.items()})
     for name in pages:
         state = put(state, "nodes", (PAGES[Tier[name.upper()]], nodes), getattr(after, name))
-    valid = nodes != NONE
-    for account, old, new in zip(HELD, tally(before, valid), tally(after, valid), strict=True):
-        for tier in TIERS:
-            state = book(state, account, tier, rank, new[tier] - old[tier])
+    for tier, old, new in zip(TIERS, accounts_of(before), accounts_of(after), strict=True):
+        for account in HELD:
+            change = (new == account).astype(jnp.int32) - (old == account)
+            state = book(state, account, tier, rank, jnp.where(nodes >= 0, change, 0))
     return state

@@ -7,13 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Column, Tier
+from purecache.state.layout import NONE, Column, Scalar, Tier
 from purecache.transitions.columns import look, masked
 from purecache.transitions.orders import (
-    ALWAYS_NEXT,
-    KEEPS_LOCKED,
     NEWER,
-    NEWEST_FIRST,
     OLDER,
     drop_entry,
     head_of,
@@ -33,7 +30,7 @@ class Cursor(NamedTuple):
 
 
 def _next_entry(state: CacheState, tier: Tier, entry: jax.Array) -> jax.Array:
-    direction = jnp.where(rule(state, NEWEST_FIRST), OLDER, NEWER)
+    direction = jnp.where(rule(state, Scalar.NEWEST_FIRST), OLDER, NEWER)
     return state.orders[tier, direction, entry]
 
 
@@ -73,7 +70,7 @@ def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tupl
         node = jnp.where(at_head, 0, cursor.entry)
         resident, leaf = _is_resident(state, tier, node), _is_leaf(state, tier, node)
         locked = _is_locked(state, tier, node)
-        stays = (rule(state, KEEPS_LOCKED) | ~locked) & leaf
+        stays = (rule(state, Scalar.KEEPS_LOCKED) | ~locked) & leaf
         follower = jnp.where(
             at_head,
             _next_entry(state, tier, jnp.minimum(cursor.head + 1, last - 1)),
@@ -107,15 +104,15 @@ def step_back(
         node = jnp.clip(parent, 0, state.layout.nodes - 1)
         is_node = (parent >= 0) & (parent < state.layout.nodes)
         leaf = is_node & _is_leaf(state, tier, node) & _is_resident(state, tier, node)
-        free = ~_is_locked(state, tier, node) | rule(state, KEEPS_LOCKED)
+        free = ~_is_locked(state, tier, node) | rule(state, Scalar.KEEPS_LOCKED)
         unlisted = ~listed(state, tier, node)
         head = head_of(state, node, rank)
         # Among the entries before the victim there may be locked ones, so its place isn't always the end of the list.
         behind = jnp.where(head == cursor.head, follower, _next_entry(state, tier, head))
-        backward = rule(state, NEWEST_FIRST)
+        backward = rule(state, Scalar.NEWEST_FIRST)
         beyond = state.orders[tier, jnp.where(backward, NEWER, OLDER), behind]
         older, newer = jnp.where(backward, behind, beyond), jnp.where(backward, beyond, behind)
-        return leaf & free & (unlisted | rule(state, ALWAYS_NEXT)), head, older, newer
+        return leaf & free & (unlisted | rule(state, Scalar.ALWAYS_NEXT)), head, older, newer
 
     state, (next_victim, head, older, newer) = look(state, plan)
     state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer))

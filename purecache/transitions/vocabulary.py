@@ -56,6 +56,15 @@ class Transfers(NamedTuple):
     """[size] page ids."""
 
 
+class NodeHandle(NamedTuple):
+    """A node as it was seen at some time: ids are used again, and later nodes are not meant."""
+
+    node: jax.Array
+    """[] node id."""
+    clock: jax.Array
+    """[] the clock of the state when a reply named it."""
+
+
 class Matched(NamedTuple):
     """Reply of match and peek. Lengths are in pages."""
 
@@ -67,6 +76,8 @@ class Matched(NamedTuple):
     """[] deepest node of the device part, or the root."""
     node: jax.Array
     """[] deepest node of the usable prefix, or the root."""
+    clock: jax.Array
+    """[] the clock, for handles of these nodes."""
     device_pages: jax.Array
     """[size] device page of each of the first `device_length` nodes, NONE beyond."""
 
@@ -114,6 +125,8 @@ class Inserted(NamedTuple):
     """[] pages of the prefix that are now in the tree."""
     node: jax.Array
     """[] deepest of them, or the root."""
+    clock: jax.Array
+    """[] the clock, for a handle of that node."""
     pages: jax.Array
     """[size] the tree's device page of each, NONE beyond."""
     duplicates: jax.Array

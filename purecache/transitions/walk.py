@@ -13,7 +13,8 @@ from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Column
-from purecache.transitions.columns import masked
+from purecache.transitions.columns import masked, set_entry
+from purecache.transitions.scans import first_of, repeat, some, total_of
 
 
 class Prompt(NamedTuple):
@@ -54,8 +55,8 @@ def bucket_of(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace
     size = state.layout.page_size
     below_root = parent >= state.layout.nodes
     words = jnp.where(below_root, namespace, 0).view(jnp.uint32)
-    total = jnp.sum(tokens.view(jnp.uint32) * keys[:size], dtype=jnp.uint32)
-    total += parent.astype(jnp.uint32) * keys[size] + jnp.sum(words * keys[size + 1 :], dtype=jnp.uint32)
+    total = total_of(state.token, tokens.view(jnp.uint32) * keys[:size])
+    total += parent.astype(jnp.uint32) * keys[size] + total_of(state.token, words * keys[size + 1 :])
     mixed = (total ^ (total >> 16)) * jnp.uint32(0x9E3779B1)
     return (mixed >> (33 - state.layout.buckets.bit_length())).astype(jnp.int32)
 
@@ -75,9 +76,11 @@ def find_child(state: CacheState, parent: jax.Array, tokens: jax.Array, namespac
     """[] the child of `parent` with these tokens, as the hash table knows it, or NONE."""
 
     def differs(node: jax.Array) -> jax.Array:
-        same_page = (state.nodes[Column.PARENT, node] == parent) & jnp.all(page_at(state, state.tokens, node) == tokens)
+        same_page = (state.nodes[Column.PARENT, node] == parent) & ~some(
+            state.token, page_at(state, state.tokens, node) != tokens
+        )
         below_root = parent >= state.layout.nodes
-        return ~(same_page & (~below_root | jnp.all(namespace_of(state, node) == namespace)))
+        return ~(same_page & (~below_root | ~some(state.token, namespace_of(state, node) != namespace)))
 
     first = state.links[bucket_of(state, parent, tokens, namespace)]
     return lax.while_loop(
@@ -92,15 +95,15 @@ def walk(state: CacheState, prompt: Prompt) -> Path:
     layout = state.layout
     block, width = layout.block, layout.block * layout.page_size
     tokens = jnp.pad(prompt.tokens, (0, width))
-    token_index, page_index = jnp.arange(width, dtype=jnp.int32), jnp.arange(block, dtype=jnp.int32)
+    page_index = jnp.arange(block, dtype=jnp.int32)
 
     def follow_run(node: jax.Array, depth: jax.Array) -> jax.Array:
         """[] how many pages go on from `node` in the nodes right behind it."""
         there = lax.dynamic_slice(state.tokens, ((node + 1) * layout.page_size,), (width,))
         here = lax.dynamic_slice(tokens, (depth * layout.page_size,), (width,))
-        same = jnp.min(jnp.where(there != here, token_index, width)) // layout.page_size
+        same = first_of(state.token, there != here) // layout.page_size
         parents = lax.dynamic_slice(state.nodes, (Column.PARENT, node + 1), (1, block))[0]
-        chained = jnp.min(jnp.where(parents != node + page_index, page_index, block))
+        chained = first_of(state.token, parents != node + page_index)
         return jnp.minimum(jnp.minimum(same, chained), prompt.pages - depth)
 
     def advance(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -115,7 +118,7 @@ def walk(state: CacheState, prompt: Prompt) -> Path:
 
         child = lax.cond(at_branch, branch, lambda _: jnp.int32(NONE), None)
         found = child != NONE
-        nodes = nodes.at[masked(found, depth)].set(child, mode="drop", wrap_negative_indices=False)
+        nodes = set_entry(nodes, masked(found, depth), child)
         return depth + found, jnp.where(found, child, node), nodes, at_branch & ~found
 
     root = root_of(state, prompt.rank)
@@ -131,7 +134,7 @@ def climb(state: CacheState, node: jax.Array, count: jax.Array, size: int) -> ja
 
     def step(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         node, nodes = carry
-        return state.nodes[Column.PARENT, node], nodes.at[index].set(node)
+        return state.nodes[Column.PARENT, node], set_entry(nodes, index, node)
 
     start = (node, jnp.full(size, NONE, jnp.int32))
-    return lax.fori_loop(0, jnp.minimum(count, size), step, start)[1]
+    return repeat(state.token, jnp.minimum(count, size), step, start)[1]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from purecache import PrefixCache
+from purecache.answers import Node
 from purecache.programs import TABLE, Program, ProgramTable
 from purecache.state import CacheConfig, as_jax, empty_state
 
@@ -111,5 +112,5 @@ def test_a_call_finds_the_program_that_was_compiled_ahead():
     cache._programs.get("lock")
     assert any("backend_compile" in name for name in compiled)
     compiled.clear()
-    cache.lock(cache.config.layout.root(0))
+    cache.lock(Node(cache.config.layout.root(0), clock=0))
     assert not any("backend_compile" in name for name in compiled)

@@ -50,6 +50,11 @@ def offer(pages, counted=0):
     return t.Offer(padded(pages), np.int32(counted), np.int32(0))
 
 
+def seen(matched):
+    """Handle of the deepest node on device, or of all that is usable where nothing is on device."""
+    return t.NodeHandle(jnp.where(matched.device_length > 0, matched.device_node, matched.node), matched.clock)
+
+
 def run(name, state, *arguments):
     step = JITTED[name](state, *arguments)
     assert violations(step.state) == []
@@ -103,9 +108,9 @@ def test_insert_hands_duplicates_back():
 
 def test_locks_protect_a_path_and_are_undone_once():
     state = grown(AB, AC)
-    node = run("match", state, prompt(AB)).reply.device_node
-    state, _, first = run("lock", state, node)
-    state, _, second = run("lock", state, node)
+    found = run("match", state, prompt(AB)).reply
+    state, _, first = run("lock", state, seen(found))
+    state, _, second = run("lock", state, seen(found))
     assert (account(state, Account.PROTECTED), account(state, Account.EVICTABLE)) == (2, 1)
     state, _, evicted = run("evict_device", state, np.int32(0), np.int32(3))
     assert int(evicted.number) == 1
@@ -119,8 +124,8 @@ def test_locks_protect_a_path_and_are_undone_once():
 
 def test_backup_evict_and_load_back():
     state = grown(AB)
-    node = run("match", state, prompt(AB)).reply.device_node
-    state, (copies,), begun = run("begin_backup", state, node, np.int32(0))
+    found = run("match", state, prompt(AB)).reply
+    state, (copies,), begun = run("begin_backup", state, seen(found), np.int32(0))
     assert int(begun.number) == 2
     assert int(copies.kind) == t.TransferKind.BACKUP
     handle = t.Handle(copies.operation[0], copies.generation[0])
@@ -134,7 +139,7 @@ def test_backup_evict_and_load_back():
     state = run("evict_device", state, np.int32(0), np.int32(2)).state
     found = run("match", state, prompt(AB)).reply
     assert (int(found.device_length), int(found.length)) == (0, 2)
-    below = run("begin_load_back", state, found.node)
+    below = run("begin_load_back", state, seen(found))
     assert below.reply.status == t.Status.BELOW_THRESHOLD  # 4 tokens, and the threshold is 10
 
 
@@ -142,11 +147,11 @@ def test_backup_evict_and_load_back():
 def test_the_leading_run_of_a_load_back_is_published(ok, length):
     state = grown(AB)
     state = state.replace(books=state.books.at[Scalar.LOAD_BACK_TOKENS].set(0))
-    node = run("match", state, prompt(AB)).reply.device_node
-    state, (copies,), _ = run("begin_backup", state, node, np.int32(0))
+    found = run("match", state, prompt(AB)).reply
+    state, (copies,), _ = run("begin_backup", state, seen(found), np.int32(0))
     state = run("finish_backup", state, t.Handle(copies.operation[0], copies.generation[0]), np.ones(SIZE, bool)).state
     state = run("evict_device", state, np.int32(0), np.int32(2)).state
-    state, _, begun = run("begin_load_back", state, node)
+    state, _, begun = run("begin_load_back", state, seen(found))
     assert (int(begun.number), account(state, Account.IN_FLIGHT)) == (2, 2)
     assert int(t.peek(state, prompt(AB)).device_length) == 0
     flags = np.zeros(SIZE, bool)
@@ -165,7 +170,7 @@ def script(match, insert, allocate, lock, evict):
         (allocate, (np.int32(0), np.int32(3))),
         (insert, (prompt(AB), offer([0, 1]))),
         (match, (prompt(AC),)),
-        (lock, (np.int32(0),)),
+        (lock, (t.NodeHandle(np.int32(0), np.int32(3)),)),
         (evict, (np.int32(0), np.int32(2))),
     ):
         state, _, reply = function(state, *arguments)
@@ -194,10 +199,10 @@ def test_vmap_runs_independent_caches():
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     queries = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *prompts)
     matched = jax.jit(jax.vmap(t.match))(stacked, queries)
-    locked = jax.jit(jax.vmap(t.lock))(matched.state, matched.reply.device_node)
+    locked = jax.jit(jax.vmap(t.lock))(matched.state, seen(matched.reply))
     for lane, (state, query) in enumerate(zip(states, prompts, strict=True)):
         alone = run("match", state, query)
-        after = run("lock", alone.state, alone.reply.device_node)
+        after = run("lock", alone.state, seen(alone.reply))
         for one, many in ((alone.reply, matched.reply), (after, locked)):
             jax.tree.map(np.testing.assert_array_equal, one, jax.tree.map(lambda leaf, lane=lane: leaf[lane], many))
 

@@ -22,8 +22,9 @@ def scene():
     lent = cache.allocate(3)
     good, used = cache.lock(cache.match(AB).node), cache.lock(cache.match(AB).node)
     cache.unlock(used)
-    own = cache.peek(AB).device_pages
-    return cache, cache.state, {"lent": lent.tolist(), "own": own.tolist(), "good": good, "used": used}
+    seen = cache.peek(AB)
+    known = {"own": seen.device_pages.tolist(), "seen": seen.node}
+    return cache, cache.state, known | {"lent": lent.tolist(), "good": good, "used": used}
 
 
 def padded(values, size=SIZE, fill=-1):
@@ -46,15 +47,15 @@ def receipt(number, generation):
 def compiled(cache, state, name, *arguments):
     """The next state and the reply of a compiled transition; `state` stays."""
     program = cache._programs.get(name, SIZE)
-    leaves, vector = program.run(jax.tree.leaves(as_jax(state)), program.command(*arguments))
+    leaves, vector = program.run(jax.tree.leaves(as_jax(state)), program.command(*jax.tree.leaves(arguments)))
     return jax.tree.unflatten(jax.tree.structure(state), leaves), program.answer(vector)[1]
 
 
 def insert_mistakes(known):
     lent, own, good = known["lent"], known["own"], receipt(known["good"].number, known["good"].generation)
     free = next(page for page in range(8) if page not in lent + own)
-    new, tail = [5, 5], padded([])
-    for name, rest in (("insert", ()), ("checkpoint", (good,)), ("finish", (tail, good))):
+    new = [5, 5]
+    for name, rest in (("insert", ()), ("checkpoint", (good,)), ("finish", (good,))):
         yield f"{name}: page out of range", name, (prompt(new), offer([8]), *rest), Status.BAD_PAGE
         yield f"{name}: free page", name, (prompt(new), offer([free]), *rest), Status.BAD_PAGE
         yield f"{name}: page of another node", name, (prompt(new), offer(own[:1]), *rest), Status.BAD_PAGE
@@ -64,9 +65,9 @@ def insert_mistakes(known):
         yield f"{name}: negative rank", name, (prompt(new, rank=-1), offer(lent[:1]), *rest), Status.BAD_RANK
         yield f"{name}: too long", name, (prompt(new, pages=SIZE + 1), offer(lent[:1]), *rest), Status.BAD_LENGTH
         yield f"{name}: negative length", name, (prompt(new, pages=-1), offer(lent[:1]), *rest), Status.BAD_LENGTH
-    twice = (prompt(new), offer(lent[:1]), padded(lent[:1]), good)
-    yield "finish: page in the tail again", "finish", twice, Status.BAD_PAGE
-    yield "finish: tail not lent", "finish", (prompt(new), offer(lent[:1]), padded(own[:1]), good), Status.BAD_PAGE
+    yield "finish: page in the tail again", "finish", (prompt(new), offer(lent[:1] * 2), good), Status.BAD_PAGE
+    yield "finish: tail not lent", "finish", (prompt(new), offer([lent[0], own[0]]), good), Status.BAD_PAGE
+    yield "finish: tail of a prompt without pages", "finish", (prompt([]), offer(own[:1]), good), Status.BAD_PAGE
 
 
 def receipt_mistakes(known):
@@ -75,7 +76,7 @@ def receipt_mistakes(known):
     for what, bad in (wrong | {"negative": receipt(-1, 0)}).items():
         computed = (prompt([5, 5]), offer(lent[:1]))
         yield f"unlock: {what} receipt", "unlock", (bad,), Status.BAD_RECEIPT
-        yield f"finish: {what} receipt", "finish", (*computed, padded([]), bad), Status.BAD_RECEIPT
+        yield f"finish: {what} receipt", "finish", (*computed, bad), Status.BAD_RECEIPT
         yield f"checkpoint: {what} receipt", "checkpoint", (*computed, bad), Status.BAD_RECEIPT
         yield f"abort: {what} receipt", "abort", (np.int32(0), padded(lent), bad), Status.BAD_RECEIPT
 
@@ -87,10 +88,19 @@ def other_mistakes(known):
             yield f"{name}: page {what}", name, (np.int32(0), padded(pages), *rest), Status.BAD_PAGE
         yield f"{name}: page of another rank", name, (np.int32(1), padded(lent), *rest), Status.BAD_PAGE
         yield f"{name}: rank out of range", name, (np.int32(2), padded(lent), *rest), Status.BAD_RANK
-    for node in (-1, 42, 10_000, 39):
-        yield f"lock: node {node}", "lock", (np.int32(node),), Status.BAD_NODE
-        yield f"begin_backup: node {node}", "begin_backup", (np.int32(node), np.int32(0)), Status.BAD_NODE
-        yield f"begin_load_back: node {node}", "begin_load_back", (np.int32(node),), Status.BAD_NODE
+    now, live = known["seen"].clock, known["seen"].number
+    for what, node, clock in (
+        ("negative", -1, now),
+        ("beyond the roots", 42, now),
+        ("far away", 10_000, now),
+        ("unused", 39, now),
+        ("seen before it was born", live, 0),
+        ("seen in the future", live, now + 1000),
+    ):
+        handle = t.NodeHandle(np.int32(node), np.int32(clock))
+        yield f"lock: node {what}", "lock", (handle,), Status.BAD_NODE
+        yield f"begin_backup: node {what}", "begin_backup", (handle, np.int32(0)), Status.BAD_NODE
+        yield f"begin_load_back: node {what}", "begin_load_back", (handle,), Status.BAD_NODE
     for rank in (-1, 2):
         for name in ("allocate", "evict_device", "evict_host"):
             yield f"{name}: rank {rank}", name, (np.int32(rank), np.int32(1)), Status.BAD_RANK

@@ -33,7 +33,7 @@ class PrefixCache:
         smallest: int = SMALLEST,
         check_laws: bool = False,
     ) -> None:
-        """An empty cache. `smallest`: pages of the smallest compiled program. `check_laws`: check all laws per call."""
+        """An empty cache. `smallest`: pages of the smallest program. `check_laws`: assert all laws after each call."""
         self.config = config
         self._driver = Driver(config, plane, smallest, check_laws)
         self._run = self._driver.run
@@ -61,8 +61,9 @@ class PrefixCache:
             batch = prompts[first : first + LANES[-1]]
             lanes, size, stacked = self._inputs.prompts(batch, namespace, rank)
             reply = self._run(f"match_{lanes}", size, *stacked)
-            for lane in range(len(batch)):
-                found.append(self._matched(type(reply)(*(column[lane] for column in reply))))
+            *numbers, pages = reply
+            for lane in zip(*(column.tolist() for column in numbers), pages[: len(batch)], strict=False):
+                found.append(self._matched(type(reply)(*lane)))
         return found
 
     def admit(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> tuple[Match, Receipt]:
@@ -285,10 +286,9 @@ class PrefixCache:
     # ---- machinery -----------------------------------------------------------------------------------------------
 
     def _matched(self, reply: Any) -> Match:
-        size, device = self.config.page_size, reply.device_length
-        pages = reply.device_pages[:device]
-        deepest = (Node(int(node), int(reply.clock)) for node in (reply.device_node, reply.node))
-        return Match(pages, int(device * size), int(reply.length * size), *deepest)
+        device, length, device_node, node, clock, pages = reply
+        size = self.config.page_size
+        return Match(pages[:device], device * size, length * size, Node(device_node, clock), Node(node, clock))
 
     def _inserted(self, reply: Any) -> Inserted:
         """The answer to an insert; backs up what the write policy wants."""

@@ -10,7 +10,7 @@ from purecache.effects import Completion, Interpreter, Transfer
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.programs import Program, ProgramTable
 from purecache.state import NONE, CacheConfig, CacheState, as_jax, empty_state
-from purecache.state.laws import violations
+from purecache.state.laws import law_checker
 from purecache.state.layout import Column
 from purecache.transitions import TransferKind
 
@@ -78,6 +78,10 @@ class Driver:
         self._books = next(i for i, leaf in enumerate(leaves) if leaf is state.books)
         self._current: list[tuple[list[Any], Any]] = [(leaves, None)]
         """One entry: leaves of the state, and the answer of the last transition."""
+        self._handled: Any = None
+        """The last answer whose transfers were started: an interrupt may come in between."""
+        self._program: Any = None
+        """The program that answered."""
         self._check_laws = check_laws
         self.programs = ProgramTable(state, smallest)
 
@@ -85,23 +89,36 @@ class Driver:
         """Run one transition, start its transfers, and return its reply (ints and int32 arrays)."""
         program = self.programs.get(name, size)
         command = program.command(*arguments)
-        if program.called and not program.has_effects:
-            _, reply = self._step(program, command)
+        if self._current[0][1] is not self._handled:
+            self._carry_out()  # the last call was interrupted
+        self._program = program
+        if program.called:
+            self._step(program, command)
         else:
             with DeferredInterrupts():
-                effects, reply = self._step(program, command)
-                for transfers in effects:
-                    self._start(transfers)
+                self._step(program, command)
             program.called = True
-        if self._check_laws and (broken := violations(self._state())):
-            raise AssertionError(f"after {name}: " + "; ".join(broken))
+        reply = self._carry_out()
+        if self._check_laws:
+            law_checker()(self._state())
         return reply
 
-    def _step(self, program: Program, command: np.ndarray) -> Any:
+    def _step(self, program: Program, command: np.ndarray) -> None:
         # Between the donating call and the assignment the state is nobody's: an interrupt there would lose it. Python
         # lets none in within one bytecode, and to assign what `map` calls is one.
         self._current[:] = map(program.run, (self._current[0][0],), (command,))
-        return program.answer(self._current[0][1])
+
+    def _carry_out(self) -> Any:
+        """Start the transfers that the last transition asks for, all of them; returns its reply."""
+        vector = self._current[0][1]
+        effects, reply = self._program.answer(vector)
+        if any(transfers.operation.max() >= 0 for transfers in effects):
+            with DeferredInterrupts():
+                for transfers in effects:
+                    self._start(transfers)
+                self._handled = vector
+        self._handled = vector
+        return reply
 
     def complete(self, wait: bool = False) -> dict[tuple[int, int], int]:
         """End the operations whose transfers have ended; pages published, by operation and generation."""

@@ -18,6 +18,9 @@ Pieces = tuple[int | np.ndarray, ...]
 """What `Program.command` takes: ints and int32 arrays, not padded."""
 
 
+_INT32 = np.dtype(np.int32)
+
+
 class Inputs:
     """Checks and sizes what callers pass to one cache."""
 
@@ -89,6 +92,8 @@ class Inputs:
 
 def as_int32(values: Tokens) -> np.ndarray:
     """int32[n] of token or page ids. Raises ValueError for another shape or kind, or for ids that don't fit."""
+    if type(values) is np.ndarray and values.dtype == _INT32 and values.ndim == 1:
+        return values
     array = np.asarray(values) if len(values) else np.zeros(0, np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"expected a flat sequence of integers, got shape {array.shape} of {array.dtype}")

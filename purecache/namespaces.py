@@ -15,17 +15,31 @@ _TAGS: tuple[tuple[type, bytes], ...] = ((bool, b"b"), (int, b"i"), (str, b"s"),
 def namespace_digest(
     namespace: Namespace = None, *, rank: int | None = 0, first_token: int | None = None
 ) -> np.ndarray:
-    """int32[4]: digest of a namespace; two different records never share an encoding.
+    """int32[4], read-only: digest of a namespace; two different records never share an encoding.
 
     A rank of None is a namespace of its own (it is accounted to rank 0). A tree of bigrams has its `first_token` here.
     Raises TypeError for a part that is neither None, bool, int, str, bytes nor a tuple of these.
     """
-    return _digest(_encode(("purecache-namespace-v1", namespace, rank is None, first_token))).copy()
+    if type(namespace) is tuple:
+        return _digest(_encode(_record(namespace, rank is None, first_token)))
+    return _digest_of_name(type(namespace), namespace, rank is None, first_token)
+
+
+def _record(namespace: Namespace, no_rank: bool, first_token: int | None) -> tuple[object, ...]:
+    return ("purecache-namespace-v1", namespace, no_rank, first_token)
 
 
 @lru_cache(maxsize=4096)
-def _digest(record: bytes) -> np.ndarray:  # cached by the encoding, since 1 == True as keys of a cache
-    return np.frombuffer(hashlib.blake2b(record, digest_size=16).digest(), "<i4").astype(np.int32)
+def _digest_of_name(_: type, namespace: Part, no_rank: bool, first_token: int | None) -> np.ndarray:
+    """The digest of one part. Its type is in the key of the cache, where 1 == True."""
+    return _digest(_encode(_record(namespace, no_rank, first_token)))
+
+
+@lru_cache(maxsize=4096)
+def _digest(record: bytes) -> np.ndarray:
+    digest = np.frombuffer(hashlib.blake2b(record, digest_size=16).digest(), "<i4").astype(np.int32)
+    digest.flags.writeable = False
+    return digest
 
 
 def _encode(value: object) -> bytes:

@@ -118,15 +118,18 @@ class Program:
         leaves, self._state = jax.tree.flatten(state)
         self._traced, self._whole = jax.jit(self._apply), jax.jit(self._transition)
         _, effects, reply = self._traced.eval_shape(state, command)
-        self.has_effects = bool(effects)
-        """Whether its answer may ask for transfers."""
         shapes, self._answer = jax.tree.flatten((effects, reply))
-        ends = np.cumsum([0, *(math.prod(leaf.shape) for leaf in shapes)]).tolist()
-        self._cuts = [(start, end, leaf.shape) for start, end, leaf in zip(ends, ends[1:], shapes, strict=False)]
+        # Numbers before arrays, so that reading them all is one operation.
+        self._order = sorted(range(len(shapes)), key=lambda leaf: bool(shapes[leaf].shape))
+        self._back = [self._order.index(leaf) for leaf in range(len(shapes))]
+        self._numbers = sum(not leaf.shape for leaf in shapes)
+        arrays = [shapes[leaf] for leaf in self._order[self._numbers :]]
+        ends = np.cumsum([self._numbers, *(math.prod(leaf.shape) for leaf in arrays)]).tolist()
+        self._cuts = [(start, end, leaf.shape) for start, end, leaf in zip(ends, ends[1:], arrays, strict=False)]
         self.called = False
         """Whether it ran before, so that a call of `run` takes the short way, which is one call of C++."""
         # Compiled ahead of time to be examined; calling the jitted function finds that program, and is faster.
-        self.run = jax.jit(self._marked, donate_argnums=0)
+        self.run = jax.jit(self._marked, donate_argnums=0, keep_unused=True)
         self.compiled = self.run.lower(leaves, command).compile()
 
     def _apply(self, state: CacheState, command: jax.Array) -> Any:
@@ -138,10 +141,11 @@ class Program:
 
     def _transition(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         state, effects, reply = self._traced(jax.tree.unflatten(self._state, leaves), command)
-        flat = [jnp.ravel(leaf).astype(jnp.int32) for leaf in jax.tree.leaves((effects, reply))]
+        answer = jax.tree.leaves((effects, reply))
+        flat = [jnp.ravel(answer[leaf]).astype(jnp.int32) for leaf in self._order]
         return jax.tree.leaves(state), jnp.concatenate(flat)
 
-    def _marked(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def _marked(self, leaves: list[jax.Array], command: jax.Array) -> tuple[list[jax.Array], Any]:
         leaves, answer = self._whole(leaves, command)
         if self._entry.small:
             answer = set_xla_metadata(answer, inlineable="false", xla_cpu_small_call="true")
@@ -153,16 +157,23 @@ class Program:
         There is one int or int32 array per leaf of what the transition takes; an array that is shorter than the leaf
         is followed by NONE.
         """
-        vector = np.full(self._ends[-1], NONE, np.int32)
-        for start, value in zip(self._ends, arguments, strict=False):
-            vector[start : start + (len(value) if isinstance(value, np.ndarray) else 1)] = value
+        vector = np.empty(self._ends[-1], np.int32)
+        for start, end, value in zip(self._ends, self._ends[1:], arguments, strict=False):
+            if type(value) is np.ndarray:
+                used = start + len(value)
+                vector[start:used] = value
+                vector[used:end] = NONE
+            else:
+                vector[start] = value
         return vector
 
     def answer(self, vector: jax.Array) -> tuple[Any, Any]:
         """Effects and reply, as nested tuples of ints and int32 arrays that alias nothing of the state."""
         flat = np.asarray(vector)
-        leaves = [flat[start:end].reshape(shape) if shape else int(flat[start]) for start, end, shape in self._cuts]
-        return jax.tree.unflatten(self._answer, leaves)
+        leaves = flat[: self._numbers].tolist()
+        for start, end, shape in self._cuts:
+            leaves.append(flat[start:end] if len(shape) == 1 else flat[start:end].reshape(shape))
+        return jax.tree.unflatten(self._answer, [leaves[leaf] for leaf in self._back])
 
     def report(self) -> dict[str, int]:
         """Bytes of temporary memory and bytes that the program updates in place."""
@@ -210,9 +221,9 @@ class ProgramTable:
 
     def get(self, name: str, size: int = 0) -> Program:
         """The program of a transition for a bucket, compiled if need be."""
-        size = size if TABLE[name].sized else 0
         program = self._programs.get((name, size))
         if program is None:
+            size = size if TABLE[name].sized else 0
             key = (name, size, self._layout, self._shape.books.sharding)
             if key not in _compiled:
                 _compiled[key] = Program(TABLE[name], self._layout, size, self._shape)

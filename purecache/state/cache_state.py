@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purecache.state.config import RULES, CacheConfig, WritePolicy
+from purecache.state.config import RULES, CacheConfig, Policy, WritePolicy
 from purecache.state.layout import (
     FREE,
     LOCKS,
@@ -83,7 +83,7 @@ def empty_state(config: CacheConfig) -> CacheState:
     arrays = empty_arrays(layout)
     books = arrays["books"]
     books[Scalar.POLICY] = int(config.policy)
-    books[Scalar.MOVES : Scalar.ALWAYS_NEXT + 1] = RULES[config.policy]
+    books[Scalar.MOVES : Scalar.ALWAYS_NEXT + 1] = RULES[Policy(config.policy)]
     books[Scalar.WRITE_BACK] = config.write == WritePolicy.WRITE_BACK and config.host_pages > 0
     books[Scalar.BACKUP_HITS] = config.backup_hits
     books[Scalar.LOAD_BACK_TOKENS] = config.load_back_threshold

@@ -4,6 +4,8 @@
 the chex assertions. What needs a walk through lists or the hash table is checked by `violations` alone.
 """
 
+import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +59,27 @@ def assert_laws(state: CacheState) -> None:
         chex.assert_trees_all_equal(times, jnp.zeros_like(times), custom_message=law)
 
 
+@functools.cache
+def law_checker() -> Callable[[CacheState], None]:
+    """A function that raises AssertionError for a state that breaks a law.
+
+    The chex assertions run inside a compiled program, one per layout; the lists are walked in NumPy.
+    """
+
+    @functools.partial(chex.chexify, async_check=False)
+    @jax.jit
+    def assertions(state: CacheState) -> jax.Array:
+        assert_laws(state)
+        return state.token
+
+    def check(state: CacheState) -> None:
+        assertions(state)
+        if broken := broken_links(jax.tree.map(np.asarray, state)):
+            raise AssertionError("; ".join(broken))
+
+    return check
+
+
 class _Nodes:
     """The columns of a state that the laws speak of, and what is derived from them once."""
 
@@ -91,6 +114,7 @@ def _tree_laws(n: _Nodes) -> dict[str, Any]:
     on_device = n.live & (n.device >= 0)
     children = n.per_node(n.above, n.live)
     listed = n.live | n.is_root
+    born = nodes[Column.BORN]
     first, inner = nodes[Column.FIRST_CHILD], n.live & ~n.is_root[n.above]
     return {
         "the parent of a node is live": n.total(n.live & ~parent_live),
@@ -107,6 +131,9 @@ def _tree_laws(n: _Nodes) -> dict[str, Any]:
         ),
         "the parent of a page on host has a page or waits for one": n.total(
             inner & (n.host >= 0) & ~_has_page(n)[n.above]
+        ),
+        "no node is born after the clock, or before its parent": n.total(
+            n.live & ((born > n.state.books[Scalar.CLOCK]) | (~n.is_root[n.above] & (born < born[n.above])))
         ),
         "a node has a page, a child or a lock": n.total(
             n.live & ~_has_page(n) & (children == 0) & (n.device_locks == 0) & (n.host_locks == 0)

@@ -51,10 +51,10 @@ class _Plan(NamedTuple):
 def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     size = size_of(state, prompt)
     index = jnp.arange(size, dtype=jnp.int32)
-    path = walk(state, prompt)
+    path = walk(state, prompt, *PAGES)
     known = index < path.length
     found = jnp.where(known, path.nodes[:size], 0)
-    device, host, incoming = (jnp.where(known, state.nodes[row, found], NONE) for row in PAGES)
+    device, host, incoming = (masked(known, pages[:size]) for pages in path.columns)
     # A page that is being loaded belongs to that operation until it ends, and so does everything below it.
     loading = known & (device < 0) & (host >= 0) & (incoming >= 0)
     length = jnp.minimum(first_of(state.token, loading), prompt.pages)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Column, Scalar, Tier
+from purecache.state.layout import Column, Scalar, Tier
 from purecache.transitions.columns import count, look, masked
 from purecache.transitions.orders import touch
 from purecache.transitions.scans import first_of
@@ -16,12 +16,9 @@ from purecache.transitions.walk import Prompt, root_of, size_of, walk
 def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
     """The usable part of a prompt's path: device pages first, then pages that only host has."""
     size = size_of(state, prompt)
-    path = walk(state, prompt)
-    nodes, index = path.nodes[:size], jnp.arange(size, dtype=jnp.int32)
-    known = index < path.length
-    safe = jnp.where(known, nodes, 0)
-    device = jnp.where(known, state.nodes[Column.DEVICE_PAGE, safe], NONE)
-    host = jnp.where(known, state.nodes[Column.HOST_PAGE, safe], NONE)
+    path = walk(state, prompt, Column.DEVICE_PAGE, Column.HOST_PAGE)
+    nodes, known = path.nodes[:size], jnp.arange(size, dtype=jnp.int32) < path.length
+    device, host = (masked(known, pages[:size]) for pages in path.columns)
     device_length = first_of(state.token, device < 0)
     length = first_of(state.token, (device < 0) & (host < 0))
     root = root_of(state, prompt.rank)

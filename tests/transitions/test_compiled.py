@@ -51,6 +51,17 @@ def test_every_program_updates_the_state_in_place(name):
         assert temporary[0] == temporary[1]
 
 
+@pytest.mark.parametrize("name", sorted(set(TABLE) - WHOLE_STATE))
+def test_every_program_is_one_native_function(name):
+    """Its entry computation calls one function; the scalars at most are copied on the way out."""
+    text = program(name, CAPACITIES[0])[0].compiled.as_text()
+    entry = text[text.index("ENTRY") :]
+    steps = re.findall(r" (?!parameter|get-tuple-element|tuple|constant|bitcast)([a-z-]+)\(", entry)
+    assert steps.count("call") == 1
+    assert set(steps) <= {"call", "copy"}
+    assert 'xla_cpu_small_call="true"' in entry
+
+
 def test_the_search_for_copies_finds_one():
     """Writing an entry and handing out the old array as well is what makes XLA copy."""
     _, state = program("lock", CAPACITIES[0])

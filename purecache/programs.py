@@ -102,6 +102,14 @@ TABLE: dict[str, Entry] = {
     "finish_backup": Entry(t.finish_backup, lambda layout, size: (_HANDLE, _flags(size))),
     "begin_load_back": Entry(t.begin_load_back, lambda layout, size: (_NODE,), takes_size=True),
     "finish_load_back": Entry(t.finish_load_back, lambda layout, size: (_HANDLE, _flags(size))),
+    "begin_store": Entry(t.begin_store, lambda layout, size: (_NODE, _ONE), takes_size=True, warmed=False),
+    "finish_store": Entry(t.finish_store, lambda layout, size: (_HANDLE, _flags(size)), warmed=False),
+    "begin_prefetch": Entry(t.begin_prefetch, lambda layout, size: (_NODE, _ONE), takes_size=True, warmed=False),
+    "finish_prefetch": Entry(
+        t.finish_prefetch,
+        lambda layout, size: (_HANDLE, _prompt(layout, size), _ONE, _vector(size), _flags(size)),
+        warmed=False,
+    ),
     "reset": Entry(t.reset, lambda layout, size: (), sized=False, small=False),
 }
 

@@ -20,6 +20,7 @@ from purecache.state.layout import (
     Ledger,
     Scalar,
     Shelf,
+    Stored,
     Tier,
 )
 
@@ -103,6 +104,7 @@ def as_jax(state: CacheState, device: Any = None) -> CacheState:
 def _empty_nodes(layout: Layout) -> np.ndarray:
     nodes = np.full((layout.columns, layout.rows), NONE, np.int32)
     nodes[Column.DEVICE_CHILDREN : Column.FREE_NODES] = 0
+    nodes[Column.STORED] = Stored.NO
     nodes[Column.FREE_NODES, : layout.nodes] = np.arange(layout.nodes)[::-1]
     roots = slice(layout.nodes, layout.nodes + layout.ranks)
     nodes[Column.RANK, roots] = np.arange(layout.ranks)

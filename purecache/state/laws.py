@@ -21,11 +21,14 @@ from purecache.state.layout import (
     LOCKS,
     NONE,
     PAGES,
+    RESERVED,
     TIERS,
     Account,
     Column,
     Ledger,
     Scalar,
+    Shelf,
+    Stored,
     Tier,
     TransferKind,
 )
@@ -178,7 +181,10 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
     accounts = {account: n.state.account(account, tier, rank) for account in Account}
     here = n.state.nodes[Column.RANK] == rank
     names = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
-    wrong = sum(xp.abs(accounts[a] - n.total(mask & here)) for a, mask in zip(names, held, strict=True))
+    reserved = {Account.IN_FLIGHT: n.total(owners <= RESERVED)}
+    wrong = sum(
+        xp.abs(accounts[a] - n.total(mask & here) - reserved.get(a, 0)) for a, mask in zip(names, held, strict=True)
+    )
     wrong += xp.abs(accounts[Account.LENT] - n.total(owners == LENT)) + xp.abs(
         accounts[Account.FREE] - n.total(owners == FREE)
     )
@@ -205,8 +211,11 @@ def _lock_laws(n: _Nodes) -> dict[str, Any]:
     held = n.per_node(ledger[Ledger.RECEIPT_NODE], ledger[Ledger.RECEIPT_NODE] != NONE)
     loads = ledger[Ledger.OPERATION_KIND] == TransferKind.LOAD_BACK
     pinned = n.per_node(ledger[Ledger.OPERATION_NODE], loads)
+    kinds = ledger[Ledger.OPERATION_KIND]
+    storing = (kinds == TransferKind.STORE) | (kinds == TransferKind.PREFETCH)
+    on_host = pinned + n.per_node(ledger[Ledger.OPERATION_NODE], storing)
     laws = {}
-    for name, locks, own in (("device", n.device_locks, held + pinned), ("host", n.host_locks, pinned)):
+    for name, locks, own in (("device", n.device_locks, held + pinned), ("host", n.host_locks, on_host)):
         children = n.per_node(n.above, n.live & (locks > 0))
         wrong = n.total((n.live | n.is_root) & (locks != own + children + n.is_root))
         laws[f"{name} locks are receipts, operations and locked children"] = wrong
@@ -216,8 +225,15 @@ def _lock_laws(n: _Nodes) -> dict[str, Any]:
 
 def _table_laws(n: _Nodes) -> dict[str, Any]:
     xp, scalars, ledger = n.xp, n.state.books, n.state.ledger
-    out = ledger[Ledger.OPERATION_KIND] != NONE
-    members = xp.sum(xp.where(out, ledger[Ledger.OPERATION_COUNT], 0))
+    kinds = ledger[Ledger.OPERATION_KIND]
+    out = kinds != NONE
+
+    def members(*wanted: TransferKind) -> Any:
+        of_kind = sum(kinds == kind for kind in wanted) > 0
+        return xp.sum(xp.where(of_kind, ledger[Ledger.OPERATION_COUNT], 0))
+
+    in_tree = members(TransferKind.BACKUP, TransferKind.LOAD_BACK)
+    writing = n.live & (n.state.nodes[Column.STORED] == Stored.WRITING)
     return {
         "vacant and open operations are all": xp.abs(
             scalars[Scalar.VACANT_OPERATIONS] + n.total(out) - n.layout.max_operations
@@ -225,5 +241,9 @@ def _table_laws(n: _Nodes) -> dict[str, Any]:
         "vacant and held receipts are all": xp.abs(
             scalars[Scalar.VACANT_RECEIPTS] + n.total(ledger[Ledger.RECEIPT_NODE] != NONE) - n.layout.max_receipts
         ),
-        "every page on its way belongs to an operation": xp.abs(members - n.total(n.live & (n.incoming >= 0))),
+        "every page on its way belongs to an operation": xp.abs(in_tree - n.total(n.live & (n.incoming >= 0))),
+        "every page being stored belongs to an operation": xp.abs(members(TransferKind.STORE) - n.total(writing)),
+        "every reserved page belongs to a prefetch": xp.abs(
+            members(TransferKind.PREFETCH) - n.total(n.state.shelves[Shelf.OWNERS] <= RESERVED)
+        ),
     }

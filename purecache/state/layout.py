@@ -11,6 +11,8 @@ FREE = -1
 """Owner of a page that lies on a free-list."""
 LENT = -2
 """Owner of a device page that a request holds outside the tree."""
+RESERVED = -3
+"""Owner of a host page that prefetch 0 waits for; those of operation n have the owner RESERVED - n."""
 
 BLOCK_TOKENS = 512
 """Tokens that a walk compares per step along a run of consecutive nodes."""
@@ -53,10 +55,12 @@ class Column(enum.IntEnum):
     """First of four rows: 128-bit namespace of nodes directly below a root; elsewhere unused."""
     FREE_NODES = 15
     """Not about the node: a stack of free node ids."""
-    DEVICE_PAGE = 16
+    STORED = 16
+    """A `Stored`: whether storage has its page, as far as is known."""
+    DEVICE_PAGE = 17
     """Page ids of pool 0 by tier; those of pool p are 3 * p rows further on."""
-    HOST_PAGE = 17
-    INCOMING_PAGE = 18
+    HOST_PAGE = 18
+    INCOMING_PAGE = 19
 
 
 LOCKS = (Column.DEVICE_LOCKS, Column.HOST_LOCKS)
@@ -84,13 +88,26 @@ class Account(enum.IntEnum):
     LENT = 4
 
 
+class Stored(enum.IntEnum):
+    """What is known of a page in storage."""
+
+    NO = 0
+    WRITING = 1
+    YES = 2
+    """It was written, or read: it may have been evicted there since."""
+
+
 class TransferKind(enum.IntEnum):
-    """Direction of a transfer between device and host memory; kind of an operation."""
+    """Direction of a transfer between two tiers; kind of an operation."""
 
     BACKUP = 1
     """Device to host."""
     LOAD_BACK = 2
     """Host to device."""
+    STORE = 3
+    """Host to storage."""
+    PREFETCH = 4
+    """Storage to host."""
 
 
 class Ledger(enum.IntEnum):
@@ -146,6 +163,12 @@ class Scalar(enum.IntEnum):
     LOAD_FAILED_PAGES = 24
     LOADS_REFUSED = 25
     STALE_COMPLETIONS = 26
+    STORED_PAGES = 27
+    STORE_FAILED_PAGES = 28
+    STORES_REFUSED = 29
+    PREFETCHED_PAGES = 30
+    PREFETCH_FAILED_PAGES = 31
+    PREFETCHES_REFUSED = 32
 
 
 COUNTERS = tuple(name for name in Scalar if name >= Scalar.MATCHED_DEVICE_PAGES)

@@ -9,8 +9,10 @@ from purecache.transitions.load_back import begin_load_back, finish_load_back
 from purecache.transitions.locks import ReceiptHandle, lock, unlock
 from purecache.transitions.match import match, match_many, peek
 from purecache.transitions.operations import Handle
+from purecache.transitions.prefetch import begin_prefetch, finish_prefetch
 from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
+from purecache.transitions.store import begin_store, finish_store
 from purecache.transitions.vocabulary import NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import Prompt
 
@@ -29,12 +31,16 @@ __all__ = [
     "allocate",
     "begin_backup",
     "begin_load_back",
+    "begin_prefetch",
+    "begin_store",
     "checkpoint",
     "evict_device",
     "evict_host",
     "finish",
     "finish_backup",
     "finish_load_back",
+    "finish_prefetch",
+    "finish_store",
     "insert",
     "lock",
     "match",

@@ -16,7 +16,7 @@ from purecache.transitions.pages import free_count, give_pages, own_pages, take_
 from purecache.transitions.scans import end_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
 from purecache.transitions.vocabulary import BackupBegun, Finished, NodeHandle, Status, Step, Transfers
-from purecache.transitions.walk import climb
+from purecache.transitions.walk import ancestor, climb
 
 
 def _missing(state: CacheState, node: jax.Array, hits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -45,10 +45,6 @@ def _missing(state: CacheState, node: jax.Array, hits: jax.Array) -> tuple[jax.A
     return masked(inside_tree(low), low), length
 
 
-def _ancestor(state: CacheState, node: jax.Array, steps: jax.Array) -> jax.Array:
-    return repeat(state.token, steps, lambda _, node: state.nodes[Column.PARENT, node], node)
-
-
 def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: int) -> Step[BackupBegun]:
     """Start copying to host what the path to a node lacks there: at most `size` (static) pages with `hits` hits.
 
@@ -65,7 +61,7 @@ def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: i
     short = jnp.maximum(asked - free_count(state, Tier.HOST, rank), 0)
     state, _ = evict_host_pages(state, rank, short, size)
     number = jnp.minimum(asked, free_count(state, Tier.HOST, rank))
-    state, low = look(state, _ancestor, low, jnp.where(number > 0, missing - number, 0))
+    state, low = look(state, ancestor, low, jnp.where(number > 0, missing - number, 0))
     state, nodes = look(state, lambda state: climb(state, low, number, size))
     state, source = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, nodes])
     state, operation = open_operation(state, TransferKind.BACKUP, masked(number > 0, low), number)

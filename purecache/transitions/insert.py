@@ -4,19 +4,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier
 from purecache.transitions.columns import add, book, count, look, masked, put, when
 from purecache.transitions.lend import all_lent_once
-from purecache.transitions.nodes import add_to_hash
+from purecache.transitions.nodes import create_node
 from purecache.transitions.orders import arrive, touch
 from purecache.transitions.pages import own_pages
-from purecache.transitions.scans import end_of, first_of, number_of, repeat, some
+from purecache.transitions.scans import first_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
 from purecache.transitions.vocabulary import Inserted, Status, Step
-from purecache.transitions.walk import Prompt, bucket_of, page_at, root_of, size_of, walk
+from purecache.transitions.walk import Prompt, page_at, root_of, size_of, walk
 
 
 class Offer(NamedTuple):
@@ -71,61 +70,15 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
 
 
 def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
-    """Write the columns of the new nodes and link them into the tree and the hash table."""
-    size, layout = size_of(state, prompt), state.layout
-    fresh = (plan.nodes != NONE) & ~plan.known
+    """Add the new nodes, which will have the ids of the plan."""
     first = plan.length - plan.created
-    ids = masked(fresh, plan.nodes)
-    rows = prompt.tokens.reshape(size, layout.page_size)
-    top = masked(plan.created > 0, plan.nodes[jnp.minimum(first, size - 1)])
-    above = plan.parents[jnp.minimum(first, size - 1)]
-    state, sibling = look(state, lambda state: state.nodes[Column.FIRST_CHILD, above])
-    state = put(state, "nodes", (Column.PARENT, ids), plan.parents)
-    below = jnp.concatenate([ids[1:], jnp.full(1, NONE, jnp.int32)])
-    state = put(state, "nodes", (Column.FIRST_CHILD, ids), below)
-    state = put(state, "nodes", (Column.FIRST_CHILD, masked(top >= 0, above)), top)
-    state = put(state, "nodes", (Column.NEXT_SIBLING, ids), jnp.where(ids == top, sibling, NONE))
-    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, ids), NONE)
-    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, masked(top >= 0, sibling)), top)
-    state = put(state, "nodes", (Column.RANK, ids), prompt.rank)
-    state = put(state, "nodes", (Column.HITS, ids), 1)
-    state = put(state, "nodes", (Column.BORN, ids), state.books[Scalar.CLOCK])
-    state = put(state, "nodes", (Column.PRIORITY, ids), offer.priority)
-    under_root = masked(top >= 0, jnp.where(above >= layout.nodes, top, NONE))
-    state = put(state, "nodes", (Column.NAMESPACE + jnp.arange(4), under_root), prompt.namespace)
-    state = count(_write_tokens(state, ids, rows), FREE_NODES=-plan.created)
-    return _link(state, prompt, ids, plan.parents)
 
+    def one(number: jax.Array, state: CacheState) -> CacheState:
+        index = first + number
+        page = page_at(state, prompt.tokens, index)
+        return create_node(state, plan.parents[index], page, prompt.namespace, prompt.rank, 1, offer.priority)[0]
 
-def _write_tokens(state: CacheState, ids: jax.Array, rows: jax.Array) -> CacheState:
-    """Write the tokens [size, page_size] of new nodes."""
-    layout = state.layout
-    target = jnp.where(state.token >= 0, ids, NONE)
-
-    def one(number: jax.Array, tokens: jax.Array) -> jax.Array:
-        start = (jnp.maximum(target[number], 0) * layout.page_size,)
-        old = lax.dynamic_slice(tokens, start, (layout.page_size,))
-        page = jnp.where(target[number] >= 0, rows[number], old)
-        return lax.dynamic_update_slice(tokens, page, start)
-
-    return state.replace(tokens=repeat(state.token, end_of(state.token, ids >= 0), one, state.tokens))
-
-
-def _link(state: CacheState, prompt: Prompt, ids: jax.Array, parents: jax.Array) -> CacheState:
-    """Put the new nodes that do not follow their parent's id into the hash table."""
-    needed = (ids != NONE) & (ids != parents + 1)
-
-    def one(index: jax.Array, state: CacheState) -> CacheState:
-        def bucket(state: CacheState) -> jax.Array:
-            return bucket_of(state, parents[index], page_at(state, prompt.tokens, index), prompt.namespace)
-
-        state, where = look(state, bucket)
-        return add_to_hash(state, ids[index], where)
-
-    def if_needed(index: jax.Array, state: CacheState) -> CacheState:
-        return when(needed[index], lambda state: one(index, state), state)
-
-    return repeat(state.token, end_of(state.token, needed), if_needed, state)
+    return repeat(state.token, plan.created, one, state)
 
 
 def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:

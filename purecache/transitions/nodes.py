@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Tier
+from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Stored, Tier
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.orders import drop_entry, listed, place, rule
 from purecache.transitions.pages import give_pages
@@ -18,6 +18,56 @@ def add_to_hash(state: CacheState, node: jax.Array, bucket: jax.Array) -> CacheS
     state, first = look(state, lambda state: state.links[bucket])
     state = put(state, "links", masked(node >= 0, state.layout.buckets + node), first)
     return put(state, "links", masked(node >= 0, bucket), node)
+
+
+def create_node(
+    state: CacheState,
+    parent: jax.Array,
+    tokens: jax.Array,
+    namespace: jax.Array,
+    rank: jax.Array,
+    hits: int,
+    priority: jax.Array | int,
+) -> tuple[CacheState, jax.Array]:
+    """Add a child without pages, for the page `tokens` [page_size]. There must be a free node id and no such child.
+
+    Nodes created one after the other have consecutive ids as far as the stack of free ids allows.
+    """
+    layout = state.layout
+
+    def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
+        node = state.nodes[Column.FREE_NODES, state.books[Scalar.FREE_NODES] - 1]
+        return node, state.nodes[Column.FIRST_CHILD, parent]
+
+    def hash_it(state: CacheState) -> CacheState:
+        return add_to_hash(state, node, bucket_of(state, parent, tokens, namespace))
+
+    state, (node, sibling) = look(state, plan)
+    values = {
+        Column.PARENT: parent,
+        Column.FIRST_CHILD: NONE,
+        Column.NEXT_SIBLING: sibling,
+        Column.PREVIOUS_SIBLING: NONE,
+        Column.RANK: rank,
+        Column.HITS: hits,
+        Column.PRIORITY: priority,
+        Column.BORN: state.books[Scalar.CLOCK],
+        Column.STORED: Stored.NO,
+    }
+    for column, value in values.items():
+        state = put(state, "nodes", (column, node), value)
+    state = put(state, "nodes", (Column.PREVIOUS_SIBLING, sibling), node)
+    state = put(state, "nodes", (Column.FIRST_CHILD, parent), node)
+    for word in range(4):
+        state = put(state, "nodes", (Column.NAMESPACE + word, masked(parent >= layout.nodes, node)), namespace[word])
+    state = count(write_tokens(state, node, tokens), FREE_NODES=-1)
+    return when(node != parent + 1, hash_it, state), node
+
+
+def write_tokens(state: CacheState, node: jax.Array, tokens: jax.Array) -> CacheState:
+    """Write the tokens [page_size] of a node."""
+    start = jnp.where(state.token >= 0, node, NONE) * state.layout.page_size
+    return state.replace(tokens=lax.dynamic_update_slice(state.tokens, tokens, (start,)))
 
 
 def drop_from_hash(state: CacheState, node: jax.Array) -> CacheState:

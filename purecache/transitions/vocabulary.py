@@ -153,6 +153,28 @@ class BackupBegun(NamedTuple):
     """[] pages on their way; the rest of the path was refused for want of host room."""
 
 
+class StoreBegun(NamedTuple):
+    """Reply of begin_store."""
+
+    status: jax.Array
+    number: jax.Array
+    """[] pages on their way."""
+    left: jax.Array
+    """[] pages of the same stretch that are still missing."""
+
+
+class PrefetchBegun(NamedTuple):
+    """Reply of begin_prefetch."""
+
+    status: jax.Array
+    operation: jax.Array
+    generation: jax.Array
+    number: jax.Array
+    """[] pages reserved; fewer than wanted if there was no room."""
+    pages: jax.Array
+    """[size] the reserved host pages, NONE beyond."""
+
+
 class LoadBegun(NamedTuple):
     """Reply of begin_load_back."""
 
@@ -173,11 +195,11 @@ class ResetDone(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Reply of finish_backup and finish_load_back."""
+    """Reply of the transitions that end an operation."""
 
     status: jax.Array
     number: jax.Array
-    """[] pages published."""
+    """[] pages published, stored or inserted."""
 
 
 Reply = TypeVar("Reply")

@@ -142,6 +142,11 @@ def walk(state: CacheState, prompt: Prompt, *columns: Column) -> Path:
     return Path(nodes, depth, tuple(values))
 
 
+def ancestor(state: CacheState, node: jax.Array, steps: jax.Array) -> jax.Array:
+    """[] the node `steps` above `node`."""
+    return repeat(state.token, steps, lambda _, node: state.nodes[Column.PARENT, node], node)
+
+
 def climb(state: CacheState, node: jax.Array, count: jax.Array, size: int) -> jax.Array:
     """[size] `node` and its ancestors, deepest first: `count` of them, NONE beyond."""
 

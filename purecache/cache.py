@@ -207,7 +207,10 @@ class PrefixCache:
 
     def tick(self) -> int:
         """Take note of transfers that have ended; returns how many. Never blocks: call it once per scheduler step."""
-        return len(self._driver.complete())
+        ended = len(self._driver.complete())
+        if self._driver.storage is not None:
+            self._driver.storage.tick()
+        return ended
 
     def drain(self) -> int:
         """Wait for all transfers and take note of them; returns how many."""
@@ -217,6 +220,8 @@ class PrefixCache:
         """Forget every prefix. Pages lent to requests stay lent; receipts are void."""
         self._run("reset", 0)
         self._driver.plane.reset()
+        if self._driver.storage is not None:
+            self._driver.storage.reset()
 
     # ---- what there is -------------------------------------------------------------------------------------------
 

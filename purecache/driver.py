@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from purecache.answers import Node
 from purecache.effects import Completion, Interpreter, Transfer
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.programs import Program, ProgramTable
@@ -73,6 +74,8 @@ class Driver:
     def __init__(self, config: CacheConfig, plane: Interpreter | None, smallest: int, check_laws: bool) -> None:
         """An empty state on the control device, and a program table for it."""
         self.plane: Any = BookkeepingPlane() if plane is None else plane
+        self.storage: Any = None
+        """The storage tier, if one is attached."""
         state = as_jax(empty_state(config), control_device())
         leaves, self._structure = jax.tree.flatten(state)
         self._books = next(i for i, leaf in enumerate(leaves) if leaf is state.books)
@@ -126,13 +129,24 @@ class Driver:
         while True:
             for done in self.plane.drain() if wait else self.plane.poll():
                 name = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
-                size = self.programs.bucket(len(done.ok))
-                flags = np.zeros(size, np.int32)
-                flags[: len(done.ok)] = done.ok
-                reply = self.run(name, size, done.operation, done.generation, flags)
+                reply = self.end(name, done.operation, done.generation, done.ok)
                 published[done.operation, done.generation] = reply.number
+                if self.storage is not None and done.kind == TransferKind.BACKUP and reply.number:
+                    self.storage.store(Node(reply.node, reply.clock))
             if not (wait and self.plane.in_flight):
                 return published
+
+    def end(self, name: str, operation: int, generation: int, ok: np.ndarray) -> Any:
+        """Run a transition that ends an operation; `ok` [n]: how its pages fared, deepest first. Returns the reply."""
+        size = self.programs.bucket(len(ok))
+        flags = np.zeros(size, np.int32)
+        flags[: len(ok)] = ok
+        return self.run(name, size, operation, generation, flags)
+
+    def views(self) -> tuple[np.ndarray, np.ndarray]:
+        """Columns and tokens of the nodes, read-only. Drop them before the next transition, which would copy them."""
+        state = self._state()
+        return np.asarray(state.nodes), np.asarray(state.tokens)
 
     def copy_state(self) -> CacheState:
         """A copy of the state, on the control device."""
@@ -140,7 +154,8 @@ class Driver:
 
     def on_device(self, node: int) -> bool:
         """Whether a node's page is on device."""
-        return int(self._state().nodes[Column.DEVICE_PAGE, node]) >= 0
+        nodes, _ = self.views()
+        return int(nodes[Column.DEVICE_PAGE, node]) >= 0
 
     def books(self) -> np.ndarray:
         """A copy of the scalars and accounts."""
@@ -155,13 +170,15 @@ class Driver:
             return
         operations = transfers.operation[used]
         for part in np.split(used, np.flatnonzero(np.diff(operations)) + 1):
-            self.plane.start(
-                Transfer(
-                    operation=int(transfers.operation[part[0]]),
-                    generation=int(transfers.generation[part[0]]),
-                    kind=TransferKind(transfers.kind),
-                    rank=transfers.rank,
-                    source=transfers.source[part],
-                    target=transfers.target[part],
-                )
+            transfer = Transfer(
+                operation=int(transfers.operation[part[0]]),
+                generation=int(transfers.generation[part[0]]),
+                kind=TransferKind(transfers.kind),
+                rank=transfers.rank,
+                source=transfers.source[part],
+                target=transfers.target[part],
             )
+            if transfer.kind == TransferKind.STORE:
+                self.storage.write(transfer)
+            else:
+                self.plane.start(transfer)

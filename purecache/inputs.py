@@ -18,6 +18,8 @@ Pieces = tuple[int | np.ndarray, ...]
 """What `Program.command` takes: ints and int32 arrays, not padded."""
 
 
+ORIGINS = 1 << 16
+"""Namespaces that are remembered by name. Pages of one that is forgotten are not stored until it is used again."""
 _INT32 = np.dtype(np.int32)
 
 
@@ -26,6 +28,11 @@ class Inputs:
 
     def __init__(self, config: CacheConfig, programs: ProgramTable) -> None:
         self._config, self._programs = config, programs
+        self._origins: dict[bytes, tuple[Namespace, int | None]] = {}
+
+    def origin_of(self, digest: bytes) -> tuple[Namespace, int | None] | None:
+        """Namespace and first token (in a tree of bigrams) that a digest was made from, if it was seen lately."""
+        return self._origins.get(digest)
 
     def prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Pieces]:
         """Size of the program for a prompt, and a `Prompt`. Raises CacheError for an unknown rank."""
@@ -41,6 +48,9 @@ class Inputs:
         width = self._config.page_size
         pages = min(len(key) // width, self._programs.largest)
         digest = namespace_digest(namespace, rank=rank, first_token=first)
+        self._origins[digest.tobytes()] = (namespace, first)
+        if len(self._origins) > ORIGINS:
+            del self._origins[next(iter(self._origins))]
         return pages, (key[: pages * width], pages, digest, rank or 0)
 
     def prompts(self, prompts: Sequence[Tokens], namespace: Namespace, rank: int | None) -> tuple[int, int, Pieces]:

@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,7 @@ class HostArrays:
 
     def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> jax.Array:
         """See `HostTier.backup`. Nothing is donated: a failure leaves every other page as it was."""
-        program = self._program(len(source), backup=True)
+        program = self._program(len(source), True, device)
         self._forget(target)
         pages, token = program.compiled(device, np.array(source, np.int32))
         for page, arrays in zip(target.tolist(), pages, strict=True):
@@ -60,7 +60,7 @@ class HostArrays:
 
     def load_back(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Arrays:
         """See `HostTier.load_back`."""
-        program = self._program(len(source), backup=False)
+        program = self._program(len(source), False, device)
         pages = tuple(self._pages[page] for page in source.tolist())
         arrays, _ = program.compiled(device, pages, np.array(target, np.int32))
         return arrays
@@ -83,12 +83,12 @@ class HostArrays:
         """Compile the programs of all variants."""
         jobs = [(size, backup) for size in self._variants for backup in (True, False)]
         for done, (size, backup) in enumerate(jobs, 1):
-            program = self._program(size, backup)
+            program = self._program(size, backup, self._layout.leaves)
             if progress is not None:
                 progress(done, len(jobs), f"{program.name}, {size} pages")
 
     def programs(self) -> list[dict[str, Any]]:
-        """At most two entries per power of two up to the batch size: ten."""
+        """At most two entries per power of two up to the batch size, for the pool and for one of staged pages."""
         return self._table.report()
 
     def _forget(self, pages: np.ndarray) -> None:
@@ -102,13 +102,16 @@ class HostArrays:
         if _trim is not None and self._layout.on_cpu:
             _trim(0)
 
-    def _program(self, size: int, backup: bool) -> Program:
+    def _program(self, size: int, backup: bool, device: Sequence[Any]) -> Program:
         name = "backup to arrays" if backup else "load back from arrays"
-        return self._table.get(name, size, partial(self._lower, size, backup))
+        shapes = [tuple(array.shape) for array in device]
+        if shapes != [leaf.shape for leaf in self._layout.leaves]:
+            name += ", staged"
+        return self._table.get(name, size, partial(self._lower, size, backup, shapes))
 
-    def _lower(self, size: int, backup: bool) -> Any:
+    def _lower(self, size: int, backup: bool, shapes: Sequence[tuple[int, ...]]) -> Any:
         leaves, groups = self._layout.leaves, self._groups
-        device = tuple(shape_of(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        device = tuple(shape_of(shape, leaf.dtype, leaf.sharding) for shape, leaf in zip(shapes, leaves, strict=True))
         ids = shape_of((size,), np.int32)
         firsts = [leaves[group[0]] for group in groups]
         page = tuple(

@@ -1,7 +1,7 @@
 """L2 as one preallocated pinned array with slots per leaf of the device pool."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class HostSlots:
 
     def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> jax.Array:
         """See `HostTier.backup`. A failure that took the slots along loses all pages; the next call makes new ones."""
-        program = self._program(backup=True)
+        program = self._program(True, device)
         if self._slots is None:
             self._slots = zero_host_pool(self._layout, len(self.valid))
         self.valid[target] = False
@@ -51,7 +51,7 @@ class HostSlots:
 
     def load_back(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Arrays:
         """See `HostTier.load_back`."""
-        program = self._program(backup=False)
+        program = self._program(False, device)
         if self._slots is None:
             raise RuntimeError("the host pages were lost in a failed backup")
         pages, _ = program.compiled(device, self._slots, *self._plan(source, target))
@@ -74,12 +74,12 @@ class HostSlots:
     def warm(self, progress: Callable[[int, int, str], None] | None) -> None:
         """Compile both programs."""
         for done, backup in enumerate((True, False), 1):
-            program = self._program(backup)
+            program = self._program(backup, self._layout.leaves)
             if progress is not None:
                 progress(done, 2, program.name)
 
     def programs(self) -> list[dict[str, Any]]:
-        """At most two entries."""
+        """At most two entries for the pool, and two for a pool of staged pages."""
         return self._table.report()
 
     def _plan(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
@@ -89,14 +89,17 @@ class HostSlots:
         padded[1, : len(target)] = target
         return padded[0], padded[1], np.int32(len(source))
 
-    def _program(self, backup: bool) -> Program:
+    def _program(self, backup: bool, device: Sequence[Any]) -> Program:
         name = "backup to slots" if backup else "load back from slots"
-        return self._table.get(name, self._batch, partial(self._lower, backup))
+        shapes = [tuple(array.shape) for array in device]
+        if shapes != [leaf.shape for leaf in self._layout.leaves]:
+            name += ", staged"
+        return self._table.get(name, self._batch, partial(self._lower, backup, shapes))
 
-    def _lower(self, backup: bool) -> Any:
+    def _lower(self, backup: bool, shapes: Sequence[tuple[int, ...]]) -> Any:
         leaves = self._layout.leaves
         host = tuple(shape_of(leaf.with_pages(len(self.valid)), leaf.carrier, leaf.host_sharding) for leaf in leaves)
-        device = tuple(shape_of(leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        device = tuple(shape_of(shape, leaf.dtype, leaf.sharding) for shape, leaf in zip(shapes, leaves, strict=True))
         ids, count = shape_of((self._batch,), np.int32), shape_of((), np.int32)
         written, read = (host, device) if backup else (device, host)
         function = partial(copy_to_slots if backup else copy_from_slots, leaves=leaves)

@@ -10,7 +10,10 @@ Arrays = tuple[jax.Array, ...]
 
 
 class HostTier(Protocol):
-    """Host pages by global id (rank * pages per rank + local id). Ids are int32 arrays, checked by the caller."""
+    """Host pages by global id (rank * pages per rank + local id). Ids are int32 arrays, checked by the caller.
+
+    `device` is the device pool, or a pool of the same pages but another number of them, on its way from or to storage.
+    """
 
     epoch: int
     """Grows when pages of unfinished backups were lost: a backup of an older epoch did not arrive."""

@@ -15,6 +15,7 @@ from purecache.effects.host_slots import HostSlots
 from purecache.effects.host_tier import HostTier
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.effects.pools import any_deleted, describe
+from purecache.effects.staged import StagedPages
 from purecache.effects.transfers import Completion, Gate, PoolGoneError, PoolLostError, Transfer
 from purecache.transitions import TransferKind
 
@@ -81,6 +82,7 @@ class Interpreter:
         self._layout = describe(pool, page_axis, ranks * device_pages)
         self._leaves: tuple[jax.Array, ...] | None = self._layout.flatten(pool)
         self._tier = _FORMS[host_form](self._layout, ranks * host_pages, positive("batch_pages", batch_pages))
+        self._batch_pages = batch_pages
         self._gate = Gate() if gate is None else gate
         self._flights: dict[TransferKind, deque[_Flight]] = {kind: deque() for kind in TransferKind}
         self._started = 0
@@ -165,6 +167,15 @@ class Interpreter:
         """
         local = checked_pages("host page", pages, rank, self._ranks, self._host_pages)
         self._tier.drop(local + np.int32(rank * self._host_pages))
+
+    def staged(self) -> StagedPages:
+        """Access to the host pages as bytes, for storage. Global ids: rank * host_pages + page."""
+        return StagedPages(self._layout, self._tier, self._batch_pages)
+
+    @property
+    def host_pages(self) -> int:
+        """Host pages per rank."""
+        return self._host_pages
 
     def reset(self) -> None:
         """Forget the transfers in flight (they are never reported) and every host page. The device pool stays."""

@@ -10,7 +10,7 @@ from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, rank_of
 from purecache.transitions.nodes import drop_host_subtree, has_page, prune
-from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import end_of, number_of, repeat, some
@@ -112,7 +112,7 @@ def finish_backup(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Fini
     state = when(some(state.token, lost), lambda state: _forget(state, rank, nodes, lost), state)
     published = number_of(state.token, arrived)
     state = count(state, BACKUP_FAILED_PAGES=number - published)
-    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))
+    return Step(state, (), ended(state, members, published))
 
 
 def _anchored(state: CacheState, nodes: jax.Array, number: jax.Array) -> jax.Array:

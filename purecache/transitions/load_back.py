@@ -12,7 +12,7 @@ from purecache.transitions.backup import leading_run
 from purecache.transitions.columns import add, count, look, masked, put
 from purecache.transitions.evict import evict_device_pages
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
-from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import first_of, number_of
@@ -146,4 +146,4 @@ def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[F
     state = unlock_path(unlock_path(state, Tier.DEVICE, pinned), Tier.HOST, pinned)
     published = number_of(state.token, arrived)
     state = count(state, LOADED_PAGES=published, LOAD_FAILED_PAGES=number - published)
-    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), published))
+    return Step(state, (), ended(state, members, published))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Ledger, Scalar, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put
+from purecache.transitions.vocabulary import Finished, Status
 
 
 class Handle(NamedTuple):
@@ -75,3 +76,9 @@ def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size:
     state = put(state, "ledger", (Ledger.OPERATION_VACANT, masked(members.good, top)), number)
     closed = members.good.astype(jnp.int32)
     return count(state, VACANT_OPERATIONS=closed, STALE_COMPLETIONS=1 - closed), members
+
+
+def ended(state: CacheState, members: Members, published: jax.Array) -> Finished:
+    """The reply of a transition that has closed an operation."""
+    status = jnp.where(members.good, Status.OK, Status.STALE)
+    return Finished(status, published, masked(members.good, members.node), state.books[Scalar.CLOCK])

@@ -16,7 +16,7 @@ from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
 from purecache.transitions.match import valid_prompt
 from purecache.transitions.nodes import create_node, has_page
-from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, owner_index, take_pages
 from purecache.transitions.scans import end_of, first_of, number_of, repeat
@@ -95,7 +95,7 @@ def finish_prefetch(
     state = arrive(state, Tier.HOST, attach.tip, rank)
     state = unlock_path(state, Tier.HOST, masked(members.good, members.node))
     state = count(state, PREFETCHED_PAGES=attach.taken, PREFETCH_FAILED_PAGES=number - jnp.maximum(arrived, 0))
-    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), attach.taken))
+    return Step(state, (), ended(state, members, attach.taken))
 
 
 def _reserved(state: CacheState, handle: Handle, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -8,7 +8,7 @@ from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Column, Scalar, Stored, Tier, TransferKind
 from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
-from purecache.transitions.operations import Handle, close_operation, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation
 from purecache.transitions.scans import number_of
 from purecache.transitions.vocabulary import Finished, NodeHandle, Status, Step, StoreBegun, Transfers
 from purecache.transitions.walk import ancestor, climb
@@ -79,4 +79,4 @@ def finish_store(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finis
     state = unlock_path(state, Tier.HOST, masked(members.good, members.node))
     stored = number_of(state.token, ok & (nodes != NONE))
     state = count(state, STORED_PAGES=stored, STORE_FAILED_PAGES=number - stored)
-    return Step(state, (), Finished(jnp.where(members.good, Status.OK, Status.STALE), stored))
+    return Step(state, (), ended(state, members, stored))

@@ -200,6 +200,10 @@ class Finished(NamedTuple):
     status: jax.Array
     number: jax.Array
     """[] pages published, stored or inserted."""
+    node: jax.Array
+    """[] deepest node of the operation, NONE if it was stale."""
+    clock: jax.Array
+    """[] the clock, for a handle of that node."""
 
 
 Reply = TypeVar("Reply")

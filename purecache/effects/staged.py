@@ -1,0 +1,80 @@
+"""Host pages as bytes: what goes to storage and what comes from there.
+
+The arrays of L2 are never viewed from NumPy: one live view makes every donated write copy the whole pool. Pages are
+copied into a small pool of their own instead, by the programs that also serve the device pool.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from purecache.effects.host_tier import Arrays, HostTier
+from purecache.effects.pools import PoolLayout
+
+
+class StagedPages:
+    """Reads and writes pages of one host tier, at most `batch` per dispatched copy."""
+
+    def __init__(self, layout: PoolLayout, tier: HostTier, batch: int) -> None:
+        self._layout, self._tier, self._batch = layout, tier, batch
+        shapes = [(leaf.with_pages(batch), leaf.dtype) for leaf in layout.leaves]
+        shardings = tuple(leaf.sharding for leaf in layout.leaves)
+        self._empty = jax.jit(lambda: tuple(jnp.zeros(*shape) for shape in shapes), out_shardings=shardings)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page: those of its leaves one after the other."""
+        return self._layout.page_bytes
+
+    def read(self, pages: np.ndarray) -> list[tuple[np.ndarray, Arrays]]:
+        """Dispatch the copy of host pages (global ids); returns parts: positions in `pages`, and arrays for `bytes_of`.
+
+        May raise anything; then nothing was read.
+        """
+        parts, first = [], 0
+        for size in self._cut(len(pages)):
+            where = np.arange(first, first + size)
+            target = np.arange(size, dtype=np.int32)
+            parts.append((where, self._tier.load_back(self._empty(), pages[where], target)))
+            first += size
+        return parts
+
+    def bytes_of(self, arrays: Arrays, place: int, out: np.ndarray) -> None:
+        """Write the bytes of page `place` of a part that is ready into uint8[page_bytes]. Raises if its copy failed."""
+        start = 0
+        for array, leaf in zip(arrays, self._layout.leaves, strict=True):
+            page = np.ascontiguousarray(np.take(np.asarray(array), place, axis=leaf.axis))
+            out[start : start + leaf.page_bytes] = page.reshape(-1).view(np.uint8)
+            start += leaf.page_bytes
+
+    def write(self, pages: np.ndarray, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, Any]]:
+        """Dispatch the copy of uint8[page_bytes] rows into host pages (global ids); returns positions and tokens.
+
+        The rows are copied before this returns. May raise anything; then no page holds what it should.
+        """
+        parts, first = [], 0
+        for size in self._cut(len(pages)):
+            where = np.arange(first, first + size)
+            arrays = self._arrays_of([rows[row] for row in where.tolist()])
+            source = np.arange(size, dtype=np.int32)
+            parts.append((where, self._tier.backup(arrays, source, pages[where])))
+            first += size
+        return parts
+
+    def _cut(self, count: int) -> list[int]:
+        return [size for size in self._tier.sizes(count) if size]
+
+    def _arrays_of(self, rows: list[np.ndarray]) -> Arrays:
+        arrays, start = [], 0
+        for leaf in self._layout.leaves:
+            # Fresh memory, which nobody writes again: the CPU backend may alias what it is given.
+            block = np.zeros((self._batch, *leaf.with_pages(1)[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
+            for place, row in enumerate(rows):
+                part = np.array(row[start : start + leaf.page_bytes])
+                block[place] = part.view(leaf.dtype).reshape(block.shape[1:])
+            arrays.append(jax.device_put(np.ascontiguousarray(np.moveaxis(block, 0, leaf.axis)), leaf.sharding))
+            start += leaf.page_bytes
+        return tuple(arrays)

@@ -1,0 +1,123 @@
+"""Writing pages to storage: host page -> bytes -> store, each stage bounded, none waited for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from purecache.effects.staged import StagedPages
+from purecache.effects.transfers import Transfer
+from purecache.stores.guard import Done, Guard, Kind, Request
+from purecache.stores.staging import StagingRing
+
+Report = Callable[[int, int, np.ndarray], None]
+"""Takes operation, generation and ok [n]: ends a store."""
+
+
+@dataclass(eq=False)
+class _Write:
+    """One store operation under way."""
+
+    operation: int
+    generation: int
+    names: list[str]
+    slots: list[int]
+    parts: list[tuple[np.ndarray, Any]]
+    """Of the copy from host: positions, and the arrays that will hold those pages."""
+
+
+class Writer:
+    """Carries out store operations. `start` takes a slot of the ring per page, so it never has more than there are."""
+
+    def __init__(self, staged: StagedPages, ring: StagingRing, guard: Guard, report: Report, number: Callable[[], int]):
+        self._staged, self._ring, self._guard, self._report, self._number = staged, ring, guard, report, number
+        self._reading: list[_Write] = []
+        self._writing: dict[int, _Write] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Operations under way."""
+        return len(self._reading) + len(self._writing)
+
+    def start(self, transfer: Transfer, pages: np.ndarray, names: list[str] | None) -> None:
+        """Begin with one operation: `pages` are its host pages as global ids; None for names that nobody can make."""
+        slots = None if names is None else self._ring.acquire(len(pages))
+        if names is None or slots is None:
+            self._end(transfer.operation, transfer.generation, len(pages))
+            return
+        try:
+            parts = self._staged.read(pages)
+        except Exception:
+            self._ring.release(slots)
+            self._end(transfer.operation, transfer.generation, len(pages))
+            return
+        self._reading.append(_Write(transfer.operation, transfer.generation, names, slots, parts))
+
+    def poll(self) -> None:
+        """Hand pages whose bytes have come to the store. Copies them, but waits for nothing."""
+        waiting = []
+        for write in self._reading:
+            if all(_ready(arrays) for _, arrays in write.parts):
+                self._put(write)
+            else:
+                waiting.append(write)
+        self._reading = waiting
+
+    def done(self, done: Done) -> bool:
+        """Take an answer of the guard; False if it is not one of this writer's."""
+        write = self._writing.get(done.number)
+        if write is None:
+            return False
+        if write.operation >= 0:
+            self._report(write.operation, write.generation, np.array(done.answers, bool))
+            write.operation = -1  # a late call is answered twice
+        if done.finished:
+            del self._writing[done.number]
+            self._ring.release(write.slots)
+        return True
+
+    def give_up(self) -> None:
+        """Report everything under way as failed."""
+        writes = [*self._reading, *self._writing.values()]
+        ended = [(write.operation, write.generation, len(write.names)) for write in writes if write.operation >= 0]
+        self.forget()
+        for operation in ended:
+            self._end(*operation)
+
+    def forget(self) -> None:
+        """The operations were reset: report none of them any more."""
+        for write in self._reading:
+            self._ring.release(write.slots)
+        self._reading = []
+        for write in self._writing.values():
+            write.operation = -1
+
+    def _put(self, write: _Write) -> None:
+        try:
+            for where, arrays in write.parts:
+                for place, position in enumerate(where.tolist()):
+                    self._staged.bytes_of(arrays, place, self._ring.page(write.slots[position]))
+        except Exception:  # the copy failed while it ran
+            self._give_up(write)
+            return
+        number = self._number()
+        buffers = [self._ring.sealed(slot) for slot in write.slots]
+        if self._guard.start(Request(Kind.PUT, number, write.names, buffers)):
+            self._writing[number] = write
+        else:
+            self._give_up(write)
+
+    def _give_up(self, write: _Write) -> None:
+        self._ring.release(write.slots)
+        self._end(write.operation, write.generation, len(write.slots))
+
+    def _end(self, operation: int, generation: int, pages: int) -> None:
+        self._report(operation, generation, np.zeros(pages, bool))
+
+
+def _ready(arrays: Any) -> bool:
+    try:
+        return all(array.is_ready() for array in arrays)
+    except Exception:
+        return True

@@ -63,8 +63,10 @@ class StorageTier:
     Nothing here waits but `flush` and `detach`; `PrefixCache.tick` moves everything on.
     """
 
-    def __init__(self, cache: PrefixCache, store: Store, naming: Naming, options: StorageOptions | None = None) -> None:
-        """Attach `store` to `cache`; the store is the tier's from now on.
+    def __init__(
+        self, cache: PrefixCache, store: Store | Guard, naming: Naming, options: StorageOptions | None = None
+    ) -> None:
+        """Attach `store` to `cache`; the store is the tier's from now on. A guard around one is used as it is.
 
         `naming` must make other names of page keys whenever anything differs that changes the bytes of a page (see
         `purecache.stores.names.ObjectRecord`). What is on host already is stored when `store` is called for it, or when
@@ -81,8 +83,10 @@ class StorageTier:
         if len(objects_of("0" * 64, naming, (POOL,))) != 1:
             raise ValueError("a page is one object here: this naming makes several of it")
         self.ring = StagingRing(options.staging_pages, plane.page_bytes)
-        self.guard = Guard(store, options.workers, options.queue, options.call_timeout)
-        store.register(self.ring.region)
+        if isinstance(store, Store):
+            store.register(self.ring.region)
+            store = Guard(store, options.workers, options.queue, options.call_timeout)
+        self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
         staged, numbers = plane.staged(), itertools.count()
         self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))

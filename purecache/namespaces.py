@@ -29,6 +29,14 @@ def _record(namespace: Namespace, no_rank: bool, first_token: int | None) -> tup
     return ("purecache-namespace-v1", namespace, no_rank, first_token)
 
 
+def encoded_namespace(namespace: Namespace) -> bytes:
+    """Tagged bytes of a namespace alone: prefix-free, the same in every process; two namespaces never share them.
+
+    Raises TypeError as `namespace_digest` does.
+    """
+    return _encode(namespace)
+
+
 @lru_cache(maxsize=4096)
 def _digest_of_name(_: type, namespace: Part, no_rank: bool, first_token: int | None) -> np.ndarray:
     """The digest of one part. Its type is in the key of the cache, where 1 == True."""

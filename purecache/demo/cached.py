@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,9 @@ from purecache.demo.memory import Lease, pages_for
 from purecache.demo.model import Pool
 from purecache.effects.interpreter import Interpreter
 from purecache.state.config import CacheConfig
+from purecache.storage import Prefetch, Progress, StorageOptions, StorageTier
+from purecache.stores import Store
+from purecache.stores.names import Naming
 
 PROGRAMS = (
     "admit",
@@ -26,19 +30,33 @@ PROGRAMS = (
     "finish_load_back",
 )
 """The transitions that the engine uses."""
+STORAGE_PROGRAMS = ("peek", "begin_store", "finish_store", "begin_prefetch", "finish_prefetch")
+"""Those that the storage tier uses besides."""
+FLUSH = 30.0
+"""Seconds that the end of a run waits for pages on their way to storage."""
 
 
 class CachedMemory:
     """Lends pages of a PrefixCache: prompts are matched, locked and loaded back, and computed pages are inserted."""
 
-    def __init__(self, cache: PrefixCache):
-        self.cache = cache
+    def __init__(self, cache: PrefixCache, storage: StorageTier | None = None):
+        self.cache, self.storage = cache, storage
+        self._prefetches: dict[bytes, Prefetch] = {}
 
     @classmethod
-    def build(cls, config: CacheConfig, pool: Pool, longest: int, check_laws: bool = False) -> CachedMemory:
+    def build(
+        cls,
+        config: CacheConfig,
+        pool: Pool,
+        longest: int,
+        check_laws: bool = False,
+        shelf: Callable[[int], Store | None] = lambda page_bytes: None,
+        naming: Naming | None = None,
+    ) -> CachedMemory:
         """Make a cache over an empty device pool, for requests of up to `longest` tokens with their answers.
 
-        `check_laws`: check the whole state of the cache after every call, for tests.
+        `check_laws`: check the whole state of the cache after every call, for tests. `shelf(page_bytes)` opens a store
+        for the third tier, whose objects `naming` names.
         """
         plane = Interpreter(
             pool,
@@ -47,11 +65,16 @@ class CachedMemory:
             page_axis=1,  # of both arrays of the pool
         )
         # One size of program for all requests: compiling takes longer here than a larger program costs.
-        return cls(PrefixCache(config, plane, smallest=pages_for(longest, config.page_size), check_laws=check_laws))
+        cache = PrefixCache(config, plane, smallest=pages_for(longest, config.page_size), check_laws=check_laws)
+        store = shelf(plane.page_bytes) if config.host_pages else None
+        storage = None
+        if store is not None and naming is not None:
+            storage = StorageTier(cache, store, naming, StorageOptions(threshold=4 * config.page_size))
+        return cls(cache, storage)
 
     def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
         """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
-        self.cache.warm(longest, PROGRAMS, progress)
+        self.cache.warm(longest, PROGRAMS + (STORAGE_PROGRAMS if self.storage else ()), progress)
 
     @property
     def pool(self) -> Pool:
@@ -75,8 +98,25 @@ class CachedMemory:
     def _whole(self, length: int) -> int:
         return length // self.page_size * self.page_size
 
+    def announce(self, tokens: np.ndarray) -> None:
+        """Prefetch from storage what no faster tier has; see Memory.announce."""
+        if self.storage is not None:
+            started = self.storage.prefetch(tokens[: self._whole(len(tokens) - 1)])
+            if isinstance(started, Prefetch):
+                self._prefetches[tokens.tobytes()] = started
+
     def open(self, tokens: np.ndarray, spare: int) -> Lease | None:
         """Match, lock, load back and lend the rest; see Memory.open."""
+        prefetch, storage = self._prefetches.get(tokens.tobytes()), self.storage
+        if prefetch is not None and storage and storage.progress(prefetch, time.monotonic()) is Progress.NOT_YET:
+            return None
+        lease = self._open(tokens, spare)
+        if lease is not None and prefetch is not None:
+            del self._prefetches[tokens.tobytes()]
+            lease.stored = min(prefetch.loaded, lease.loaded)
+        return lease
+
+    def _open(self, tokens: np.ndarray, spare: int) -> Lease | None:
         # The engine keeps back the last token, whose logits it needs; a match may cover all it is asked for.
         match, receipt = self.cache.admit(tokens[: self._whole(len(tokens) - 1)])
         pages, hit, loaded = match.device_pages, match.device_length, 0
@@ -131,7 +171,13 @@ class CachedMemory:
     def settle(self) -> dict[str, int]:
         """Wait for copies under way and return the counters of the cache."""
         self.cache.drain()
-        return self.cache.counters()
+        if self.storage is None:
+            return self.cache.counters()
+        self.storage.flush(FLUSH)
+        counters = self.cache.counters() | self.storage.counters()
+        self.storage.detach()
+        self.storage = None
+        return counters
 
     @property
     def page_bytes(self) -> int:

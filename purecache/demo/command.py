@@ -17,6 +17,7 @@ from purecache.demo.engine import Geometry, Programs
 from purecache.demo.memory import Memory, PlainMemory, pages_for
 from purecache.demo.report import Report, Run, table
 from purecache.demo.scheduler import Engine, Request
+from purecache.demo.shelf import open_shelf, record_of
 from purecache.demo.tokenizer import ChatTokenizer
 from purecache.demo.weights import HOW_TO_GET_READERS, DemoError, find_model, load_weights, model_config, open_model
 from purecache.state.config import CacheConfig, ConfigError, Policy, WritePolicy
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--context", type=int, default=8192, metavar="TOKENS", help="longest context (default 8192)")
     sizes.add_argument("--chunk", type=int, default=64, metavar="TOKENS", help="tokens of a prefill step (default 64)")
     sizes.add_argument("--batch", type=int, default=4, metavar="N", help="requests decoded together (default 4)")
+    sizes.add_argument(
+        "--store", metavar="URL", help="L3: local:///dir?capacity=2GiB, file:///dir, s3://bucket/prefix or none"
+    )  # fmt: skip
     policies = parser.add_argument_group("policies")
     policies.add_argument("--policy", default="lru", choices=[p.name.lower() for p in Policy], help="eviction order")
     policies.add_argument("--write", default="write_through", choices=[w.value for w in WritePolicy], help="L2 writes")
@@ -92,7 +96,13 @@ def _demonstrate(options: argparse.Namespace) -> tuple[Report, dict[str, str]]:
     del memory  # its pool is as large as the next one
     say("compiling the programs of the cache")
     longest = max(script.longest for script in scripts)
-    cached = CachedMemory.build(config, programs.pool(config.device_pages), longest)
+    cached = CachedMemory.build(
+        config,
+        programs.pool(config.device_pages),
+        longest,
+        shelf=lambda page_bytes: open_shelf(options.store, page_bytes, say),
+        naming=record_of(path, model, geometry),
+    )
     cached.warm(longest, lambda done, total, name: say(f"compiled {done} of {total}: {name}"))
     warm = _hold("cache on", Engine(programs, cached, tokenizer.stop), scripts, options.quiet)
     counters = cached.settle()

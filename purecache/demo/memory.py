@@ -17,6 +17,7 @@ class Lease:
     pages: np.ndarray  # int32[n]
     hit: int = 0  # leading tokens that were found on the device
     loaded: int = 0  # tokens after them that were loaded from the host
+    stored: int = 0  # of these, tokens that came to the host from storage for this request
     shared: int = 0  # leading pages that the cache owns: read, never written, never released
     counted: int = 0  # leading pages that an insert of this request has counted as hits
     receipt: Any = field(default=None, repr=False)  # what the cache gave for the lock on the shared pages
@@ -48,10 +49,15 @@ class Memory(Protocol):
         """Device pages in total."""
         ...
 
+    def announce(self, tokens: np.ndarray) -> None:
+        """A request with int32[n] tokens was queued: `open` will be asked for it."""
+        ...
+
     def open(self, tokens: np.ndarray, spare: int) -> Lease | None:
         """Lend pages for int32[n] tokens, of which the last must be computed anyway.
 
-        None when free and evictable pages do not suffice; `spare` pages must remain besides.
+        None when free and evictable pages do not suffice (`spare` pages must remain besides), or when it is worth
+        waiting for storage.
         """
         ...
 
@@ -102,6 +108,9 @@ class PlainMemory:
     def free(self) -> int:
         """Device pages that nobody holds."""
         return len(self._free)
+
+    def announce(self, tokens: np.ndarray) -> None:
+        """Do nothing: there is nothing to fetch."""
 
     def open(self, tokens: np.ndarray, spare: int) -> Lease | None:
         """Lend pages for all tokens; see Memory.open."""

@@ -49,6 +49,7 @@ class Report:
                 "repeated_tokens": warm.repeated,
                 "l1_tokens": warm.hit,
                 "l2_tokens": warm.loaded,
+                "l3_tokens": warm.stored,
                 "loaded_bytes": warm.loaded * self.token_bytes,
                 "preemptions_cold": cold.preempted,
                 "preemptions": warm.preempted,
@@ -88,7 +89,7 @@ class Report:
         }
 
 
-HEADINGS = ("request", "prompt", "computed", "L1", "L2", "answer", "TTFT cold", "TTFT warm", "loaded MB")
+HEADINGS = ("request", "prompt", "computed", "L1", "L2", "of L3", "answer", "TTFT cold", "TTFT warm", "loaded MB")
 
 
 def table(report: Report) -> str:
@@ -101,6 +102,7 @@ def table(report: Report) -> str:
             str(row["computed_tokens"]),
             str(row["l1_tokens"]),
             str(row["l2_tokens"]),
+            str(row["l3_tokens"]),
             str(row["answer_tokens"]),
             f"{row['first_token_seconds_cold']:.2f} s",
             f"{row['first_token_seconds']:.2f} s",
@@ -114,6 +116,7 @@ def table(report: Report) -> str:
         str(totals["computed_tokens"]),
         str(totals["l1_tokens"]),
         str(totals["l2_tokens"]),
+        str(totals["l3_tokens"]),
         str(totals["answer_tokens"]),
         f"{totals['median_first_token_seconds_cold']:.2f} s",
         f"{totals['median_first_token_seconds']:.2f} s",
@@ -140,6 +143,9 @@ def verdict(report: Report) -> list[str]:
         "from question to first token, waiting included.",
         f"Moved: {report.to_host / 1e6:.1f} MB to L2 (host), {report.to_device / 1e6:.1f} MB back to L1 (device).",
     ]
+    if "tokens_prefetched" in report.counters:
+        read, written = report.counters["tokens_prefetched"], report.counters["stored_pages"]
+        lines.append(f"Storage: {read} tokens came from L3, {written} pages went there; the next run finds them.")
     if totals["preemptions"] or totals["preemptions_cold"]:
         lines.append(
             f"Preempted: {totals['preemptions_cold']} times without the cache, {totals['preemptions']} with it."

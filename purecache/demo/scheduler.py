@@ -33,6 +33,7 @@ class Request:
     repeated: int = 0  # tokens computed once more because a chunk starts at a multiple
     hit: int = 0  # tokens found in L1
     loaded: int = 0  # tokens loaded from L2
+    stored: int = 0  # of these, tokens that L2 had from L3
     preempted: int = 0  # times
     submitted: float = 0.0
     admitted: float = 0.0
@@ -73,6 +74,7 @@ class Engine:
                 f"raise --device-tokens to at least {needed * geometry.page_size}."
             )
         request.submitted = self.clock()
+        self.memory.announce(request.tokens)
         self.queue.append(request)
 
     def step(self) -> list[Request]:
@@ -107,6 +109,7 @@ class Engine:
         request.lease, request.filled = lease, lease.cached
         request.hit += lease.hit
         request.loaded += lease.loaded
+        request.stored += lease.stored
         request.admitted = request.admitted or self.clock()
         self.prefilling = request
 

@@ -14,6 +14,12 @@ from purecache.demo.tokenizer import ChatTokenizer
 from purecache.demo.weights import Layer, ModelConfig, Weights, find_model, load_weights, model_config, open_model
 
 
+@pytest.fixture(autouse=True)
+def _no_cache_directory_of_the_user(tmp_path, monkeypatch):
+    """The demo stores pages in the user's cache directory: not those of the tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @dataclass(frozen=True)
 class Model:
     metadata: Mapping[str, Any]

@@ -129,3 +129,14 @@ def test_the_demo_proves_equal_answers_with_real_weights(capsys):
     assert [row["l1_tokens"] > 0 for row in content["requests"]] == [False, True, True, True]
     assert content["totals"]["computed_tokens"] < content["totals"]["computed_tokens_cold"]
     assert content["totals"]["bytes_to_host"] > 0
+    assert content["totals"]["l3_tokens"] == 0
+    assert content["counters"]["stored_pages"] > 0
+    # The second run of the same command starts warm from disk, and still gives the same answers.
+    assert main(["demo", "--json", "-", *sizes.split()]) == 0
+    printed = capsys.readouterr()
+    again = json.loads(printed.out)
+    assert "storage (L3) starts warm" in printed.err
+    assert "Proof: all 4 answers" in printed.err
+    assert [row["answer"] for row in again["requests"]] == [row["answer"] for row in content["requests"]]
+    assert again["totals"]["l3_tokens"] > 0
+    assert again["totals"]["computed_tokens"] < content["totals"]["computed_tokens"]

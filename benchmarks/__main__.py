@@ -7,15 +7,15 @@ import sys
 
 import jax
 
-from benchmarks import control, copies
+from benchmarks import control, copies, storage
 
 
 def main() -> None:
-    """Run both tables; JSON with --json."""
+    """Run all tables; JSON with --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only, under a minute or two")
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
-    parser.add_argument("--only", choices=["control", "copies"], help="one of the two tables")
+    parser.add_argument("--only", choices=["control", "copies", "storage"], help="one of the tables")
     parser.add_argument(
         "--async-dispatch",
         action="store_true",
@@ -26,7 +26,7 @@ def main() -> None:
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, jax {jax.__version__}", flush=True)
     found: dict[str, list[dict]] = {}
-    if options.only != "copies":
+    if options.only in (None, "control"):
         found["control"] = []
         print("microseconds, minimum and median           page  tokens    nodes       min    median   aim")
         for row in control.rows(options.quick):
@@ -38,8 +38,10 @@ def main() -> None:
                 flush=True,
             )
         capacity_ratios(found["control"])
-    if options.only != "control":
+    if options.only in (None, "copies"):
         found["copies"] = copies.report(options.quick)
+    if options.only in (None, "storage"):
+        found["storage"] = storage.report()
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)

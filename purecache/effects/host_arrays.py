@@ -88,7 +88,7 @@ class HostArrays:
                 progress(done, len(jobs), f"{program.name}, {size} pages")
 
     def programs(self) -> list[dict[str, Any]]:
-        """At most two entries per power of two up to the batch size, for the pool and for one of staged pages."""
+        """At most two entries per power of two up to the batch size, for the pool and each of staged pages."""
         return self._table.report()
 
     def _forget(self, pages: np.ndarray) -> None:
@@ -106,7 +106,7 @@ class HostArrays:
         name = "backup to arrays" if backup else "load back from arrays"
         shapes = [tuple(array.shape) for array in device]
         if shapes != [leaf.shape for leaf in self._layout.leaves]:
-            name += ", staged"
+            name += f", staged {shapes[0][self._layout.leaves[0].axis]}"
         return self._table.get(name, size, partial(self._lower, size, backup, shapes))
 
     def _lower(self, size: int, backup: bool, shapes: Sequence[tuple[int, ...]]) -> Any:

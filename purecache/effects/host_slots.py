@@ -79,7 +79,7 @@ class HostSlots:
                 progress(done, 2, program.name)
 
     def programs(self) -> list[dict[str, Any]]:
-        """At most two entries for the pool, and two for a pool of staged pages."""
+        """At most two entries for the pool, and two per size of a pool of staged pages."""
         return self._table.report()
 
     def _plan(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
@@ -93,7 +93,7 @@ class HostSlots:
         name = "backup to slots" if backup else "load back from slots"
         shapes = [tuple(array.shape) for array in device]
         if shapes != [leaf.shape for leaf in self._layout.leaves]:
-            name += ", staged"
+            name += f", staged {shapes[0][self._layout.leaves[0].axis]}"
         return self._table.get(name, self._batch, partial(self._lower, backup, shapes))
 
     def _lower(self, backup: bool, shapes: Sequence[tuple[int, ...]]) -> Any:

@@ -168,9 +168,9 @@ class Interpreter:
         local = checked_pages("host page", pages, rank, self._ranks, self._host_pages)
         self._tier.drop(local + np.int32(rank * self._host_pages))
 
-    def staged(self) -> StagedPages:
-        """Access to the host pages as bytes, for storage. Global ids: rank * host_pages + page."""
-        return StagedPages(self._layout, self._tier, self._batch_pages)
+    def staged(self, batch: int) -> StagedPages:
+        """Access to the host pages as bytes, up to `batch` per copy. Global ids: rank * host_pages + page."""
+        return StagedPages(self._layout, self._tier, min(batch, self._batch_pages))
 
     @property
     def host_pages(self) -> int:

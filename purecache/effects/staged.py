@@ -46,7 +46,7 @@ class StagedPages:
         """Write the bytes of page `place` of a part that is ready into uint8[page_bytes]. Raises if its copy failed."""
         start = 0
         for array, leaf in zip(arrays, self._layout.leaves, strict=True):
-            page = np.ascontiguousarray(np.take(np.asarray(array), place, axis=leaf.axis))
+            page = np.ascontiguousarray(np.moveaxis(np.asarray(array), leaf.axis, 0)[place])
             out[start : start + leaf.page_bytes] = page.reshape(-1).view(np.uint8)
             start += leaf.page_bytes
 
@@ -65,16 +65,18 @@ class StagedPages:
         return parts
 
     def _cut(self, count: int) -> list[int]:
-        return [size for size in self._tier.sizes(count) if size]
+        full, rest = divmod(count, self._batch)
+        batches = [self._batch] * full + [rest] * (rest > 0)
+        return [size for batch in batches for size in self._tier.sizes(batch)]
 
     def _arrays_of(self, rows: list[np.ndarray]) -> Arrays:
         arrays, start = [], 0
         for leaf in self._layout.leaves:
             # Fresh memory, which nobody writes again: the CPU backend may alias what it is given.
-            block = np.zeros((self._batch, *leaf.with_pages(1)[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
+            block = np.empty((self._batch, *leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
+            content = block.reshape(self._batch, -1).view(np.uint8)
             for place, row in enumerate(rows):
-                part = np.array(row[start : start + leaf.page_bytes])
-                block[place] = part.view(leaf.dtype).reshape(block.shape[1:])
+                content[place] = row[start : start + leaf.page_bytes]
             arrays.append(jax.device_put(np.ascontiguousarray(np.moveaxis(block, 0, leaf.axis)), leaf.sharding))
             start += leaf.page_bytes
         return tuple(arrays)

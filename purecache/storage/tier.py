@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,10 @@ from purecache.stores.staging import StagingRing
 from purecache.transitions import Status
 
 POOL = "kv"
+WAITING = 4096
+"""Paths that may wait for staging buffers; beyond that, the oldest is stored with its next backup."""
+SMALL_PAGE = 16
+"""Tokens below which a page is too little for an object."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,11 @@ class StorageTier:
         if config.host_pages == 0 or not isinstance(plane, Interpreter):
             raise ValueError("storage needs host pages to come from and go to: set host_pages, and give an interpreter")
         options = options or StorageOptions()
+        if config.page_size < SMALL_PAGE:
+            text = (
+                f"a page is {config.page_size} tokens: every object in storage is one page; take {SMALL_PAGE} or more"
+            )
+            warnings.warn(text, stacklevel=2)
         self._config, self._driver, self._inputs, self._options = config, driver, inputs, options
         self._host_pages, self._naming = plane.host_pages, naming
         if len(objects_of("0" * 64, naming, (POOL,))) != 1:
@@ -88,15 +98,17 @@ class StorageTier:
             store = Guard(store, options.workers, options.queue, options.call_timeout)
         self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
-        staged, numbers = plane.staged(), itertools.count()
-        self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))
         batch = min(options.batch_pages, options.staging_pages)
+        staged, numbers = plane.staged(batch), itertools.count()
+        self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))
         self._reader = Reader(
             staged, self.ring, self.guard, self._host_pages, batch, self._reserve, self._end_prefetch,
             lambda: next(numbers),
         )  # fmt: skip
         self._counts = {"prefetches": 0, "prefetches_limited": 0, "prefetches_given_up": 0, "tokens_prefetched": 0}
         self._occupied = 0
+        self._waiting: dict[int, Node] = {}
+        """Nodes whose path has pages that found no staging buffer, oldest first."""
         driver.storage = self
         half = self._host_pages * config.ranks * config.page_size // 2
         self._limit = half if options.tokens_in_flight is None else options.tokens_in_flight
@@ -106,15 +118,20 @@ class StorageTier:
     def store(self, node: Node) -> int:
         """Start writing what the path to `node` has on host and storage lacks; returns the pages on their way.
 
-        As many as there are staging buffers; the rest goes with a later call. Every backup that ends does this.
+        Every backup that ends does this. What finds no staging buffer is begun by a later `tick`.
         """
         started = 0
         while True:
             room = min(self.ring.free, self._options.batch_pages)
             reply = self._driver.run("begin_store", self._driver.programs.bucket(room), *node, room)
-            started += max(reply.number, 0)
+            started += reply.number
             if reply.status != Status.OK:
-                return started
+                break
+        if reply.status in (Status.NO_ROOM, Status.TABLE_FULL):
+            self._waiting[node.number] = node
+            if len(self._waiting) > WAITING:
+                del self._waiting[next(iter(self._waiting))]
+        return started
 
     def write(self, transfer: Transfer) -> None:
         """Carry out the effect of a `begin_store`."""
@@ -180,11 +197,14 @@ class StorageTier:
                 self._reader.done(done)
         self._writer.poll()
         self._reader.poll()
+        while self._waiting and self.ring.free:
+            if not self.store(self._waiting.pop(next(iter(self._waiting)))):
+                break  # one look per tick where there is nothing to gain
 
     @property
     def in_flight(self) -> int:
-        """Stores and prefetches that have not ended."""
-        return self._writer.in_flight + self._reader.in_flight
+        """Stores and prefetches that have not ended, and stores that wait for a staging buffer."""
+        return self._writer.in_flight + self._reader.in_flight + len(self._waiting)
 
     def counters(self) -> dict[str, int]:
         """Totals of prefetches, and those of the guard (see `Guard.stats`)."""
@@ -207,6 +227,7 @@ class StorageTier:
         """
         for prefetch in list(self._reader.open):
             self._reader.finish(prefetch)
+        self._waiting.clear()
         self._writer.give_up()
         self.guard.close(timeout)
         self._driver.storage = None
@@ -215,6 +236,7 @@ class StorageTier:
         """The cache forgot all operations: so does this."""
         self._writer.forget()
         self._reader.forget()
+        self._waiting.clear()
 
     # ---- hooks of the two machines -------------------------------------------------------------------------------
 

@@ -32,30 +32,36 @@ class Writer:
 
     def __init__(self, staged: StagedPages, ring: StagingRing, guard: Guard, report: Report, number: Callable[[], int]):
         self._staged, self._ring, self._guard, self._report, self._number = staged, ring, guard, report, number
+        self._failed: list[tuple[int, int, int]] = []
+        """Operation, generation and pages of those that could not begin."""
         self._reading: list[_Write] = []
         self._writing: dict[int, _Write] = {}
 
     @property
     def in_flight(self) -> int:
         """Operations under way."""
-        return len(self._reading) + len(self._writing)
+        return len(self._failed) + len(self._reading) + len(self._writing)
 
     def start(self, transfer: Transfer, pages: np.ndarray, names: list[str] | None) -> None:
         """Begin with one operation: `pages` are its host pages as global ids; None for names that nobody can make."""
+        # What fails here is reported by `poll`: this is called from within a transition's effects.
         slots = None if names is None else self._ring.acquire(len(pages))
         if names is None or slots is None:
-            self._end(transfer.operation, transfer.generation, len(pages))
+            self._failed.append((transfer.operation, transfer.generation, len(pages)))
             return
         try:
             parts = self._staged.read(pages)
         except Exception:
             self._ring.release(slots)
-            self._end(transfer.operation, transfer.generation, len(pages))
+            self._failed.append((transfer.operation, transfer.generation, len(pages)))
             return
         self._reading.append(_Write(transfer.operation, transfer.generation, names, slots, parts))
 
     def poll(self) -> None:
         """Hand pages whose bytes have come to the store. Copies them, but waits for nothing."""
+        failed, self._failed = self._failed, []
+        for operation in failed:
+            self._end(*operation)
         waiting = []
         for write in self._reading:
             if all(_ready(arrays) for _, arrays in write.parts):
@@ -80,13 +86,14 @@ class Writer:
     def give_up(self) -> None:
         """Report everything under way as failed."""
         writes = [*self._reading, *self._writing.values()]
-        ended = [(write.operation, write.generation, len(write.names)) for write in writes if write.operation >= 0]
+        ended = self._failed + [(w.operation, w.generation, len(w.names)) for w in writes if w.operation >= 0]
         self.forget()
         for operation in ended:
             self._end(*operation)
 
     def forget(self) -> None:
         """The operations were reset: report none of them any more."""
+        self._failed = []
         for write in self._reading:
             self._ring.release(write.slots)
         self._reading = []

@@ -91,8 +91,8 @@ def report(answer):
 
 def test_table_shows_rows_totals_and_proof():
     lines = table(report([3])).splitlines()
-    assert lines[3].split()[:6] == ["b", "60", "10", "20", "30", "1"]
-    assert lines[5].split()[4:9] == ["100", "50", "20", "30", "3"]
+    assert lines[3].split()[:7] == ["b", "60", "10", "20", "30", "0", "1"]
+    assert lines[5].split()[4:10] == ["100", "50", "20", "30", "0", "3"]
     assert "50% saved" in table(report([3]))
     assert "Proof: all 2 answers" in lines[-1]
 

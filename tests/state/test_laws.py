@@ -8,7 +8,7 @@ from support import new_cache, serve, tiny, tree_of
 
 from purecache.state import NONE, CacheConfig, ConfigError, as_jax, empty_state
 from purecache.state.laws import assert_shapes, broken_laws, law_checker, violations
-from purecache.state.layout import LENT, Account, Column, Ledger, Scalar, Shelf, Tier
+from purecache.state.layout import LENT, RESERVED, Account, Column, Ledger, Scalar, Shelf, Stored, Tier
 from purecache.transitions import TransferKind
 
 A, ABC, D, X = [1, 1], [1, 1, 2, 2, 3, 3], [4, 4], [7, 7]
@@ -78,6 +78,11 @@ def owner(node, value):
     return damage
 
 
+def host_page_reserved(state, nodes):
+    page = state.layout.shelf(Tier.HOST) + state.nodes[Column.HOST_PAGE, nodes[4]]
+    state.shelves[Shelf.OWNERS, page] = RESERVED
+
+
 def stack_twice(state, nodes):
     state.shelves[Shelf.FREE_PAGES, 0] = state.shelves[Shelf.FREE_PAGES, 1]
 
@@ -144,6 +149,8 @@ DAMAGE = {
     "no dead node is locked (host)": dead(Column.HOST_LOCKS, 1),
     "vacant and open operations are all": books(int(Scalar.VACANT_OPERATIONS), 1),
     "vacant and held receipts are all": ledger(Ledger.RECEIPT_NODE, Ledger.RECEIPT_NODE, NONE),
+    "every page being stored belongs to an operation": column(Column.STORED, 4, lambda *_: Stored.WRITING),
+    "every reserved page belongs to a prefetch": host_page_reserved,
     "every page on its way belongs to an operation": ledger(Ledger.OPERATION_COUNT, Ledger.OPERATION_KIND, 7),
     "sibling links": column(Column.PREVIOUS_SIBLING, 4, 2),
     "the sibling lists hold": column(Column.NEXT_SIBLING, 7, NONE),

@@ -13,6 +13,7 @@ from purecache.stores.memory import MemoryStore
 from purecache.stores.names import ObjectRecord
 from purecache.transitions import Status
 
+pytestmark = pytest.mark.filterwarnings("ignore:a page is 2 tokens")
 RECORD = ObjectRecord(model="m", revision="r", kv_dtype="int32", layout="words", page_size=2, layers=(0, 1))
 ABCD = [1, 1, 2, 2, 3, 3, 4, 4]
 
@@ -143,6 +144,15 @@ def test_a_refused_put_is_counted_and_tried_with_the_next_backup():
     tier.detach()
 
 
+def test_what_finds_no_buffer_is_stored_later():
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf, staging_pages=1)
+    stored(cache, tier, ABCD)
+    assert shelf.stats()["objects"] == 4
+    assert cache.counters()["stores_refused"] > 0
+    tier.detach()
+
+
 def test_the_rest_of_a_prompt_is_prefetched_below_what_is_cached():
     shelf = Shelf()
     cache, tier, _ = attached(shelf)
@@ -221,6 +231,12 @@ def test_gates_of_a_prefetch():
     tier.detach()
     with pytest.raises(ValueError, match="host_pages"):
         StorageTier(new_cache(tiny(host_pages=0))[0], Shelf(), RECORD)
+
+
+def test_small_pages_are_warned_of():
+    cache, _ = new_cache(tiny())
+    with pytest.warns(UserWarning, match="a page is 2 tokens"):
+        StorageTier(cache, Shelf(), RECORD).detach()
 
 
 def test_a_reset_in_the_middle_leaves_nothing():

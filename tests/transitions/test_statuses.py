@@ -8,6 +8,7 @@ from support import new_cache, serve, tiny
 from purecache import transitions as t
 from purecache.namespaces import namespace_digest
 from purecache.state import as_jax
+from purecache.state.layout import Scalar
 from purecache.transitions import Status
 
 SIZE, AB = 16, [1, 1, 2, 2]
@@ -120,7 +121,7 @@ def test_a_mistake_has_a_status_and_changes_nothing(scene, mistakes):
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["finish_backup", "finish_load_back"])
+@pytest.mark.parametrize("name", ["finish_backup", "finish_load_back", "finish_store"])
 @pytest.mark.parametrize(("operation", "generation"), [(0, 0), (0, 1), (-1, 0), (99, 0)])
 def test_a_stale_completion_is_only_counted(scene, name, operation, generation):
     cache, before, _ = scene
@@ -130,4 +131,4 @@ def test_a_stale_completion_is_only_counted(scene, name, operation, generation):
     for field in ("tokens", "nodes", "links", "orders", "shelves", "ledger"):
         np.testing.assert_array_equal(getattr(before, field), getattr(after, field), err_msg=field)
     changed = np.flatnonzero(np.array(before.books) != np.array(after.books))
-    assert changed.tolist() == [cache.config.layout.account(0, 0, 0) - 1]  # STALE_COMPLETIONS is the last scalar
+    assert changed.tolist() == [Scalar.STALE_COMPLETIONS]

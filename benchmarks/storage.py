@@ -132,6 +132,8 @@ def scheduler_rows(pages: int = 64, page_bytes: int = 1 << 18) -> Iterator[dict[
             plane = Interpreter(jnp.zeros((pages, words), jnp.float32), host_pages=pages, device_pages=pages)
             cache = PrefixCache(config, plane)
             tier = StorageTier(cache, shelf, record, options)
+            plane.warm()
+            tier.warm(pages * 16)
             spent = 0.0
             if name == "stored":
                 cache.insert(prompt, cache.allocate(pages))

@@ -217,7 +217,10 @@ class PrefixCache:
         return len(self._driver.complete(wait=True))
 
     def reset(self) -> None:
-        """Forget every prefix. Pages lent to requests stay lent; receipts are void."""
+        """Forget every prefix. Pages lent to requests stay lent; receipts are void.
+
+        Storage keeps what it has: after new weights, attach it anew with their revision in its naming.
+        """
         self._run("reset", 0)
         self._driver.plane.reset()
         if self._driver.storage is not None:

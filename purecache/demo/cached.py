@@ -30,8 +30,6 @@ PROGRAMS = (
     "finish_load_back",
 )
 """The transitions that the engine uses."""
-STORAGE_PROGRAMS = ("peek", "begin_store", "finish_store", "begin_prefetch", "finish_prefetch")
-"""Those that the storage tier uses besides."""
 FLUSH = 30.0
 """Seconds that the end of a run waits for pages on their way to storage."""
 
@@ -74,7 +72,9 @@ class CachedMemory:
 
     def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
         """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
-        self.cache.warm(longest, PROGRAMS + (STORAGE_PROGRAMS if self.storage else ()), progress)
+        self.cache.warm(longest, PROGRAMS, progress)
+        if self.storage is not None:
+            self.storage.warm(longest)
 
     @property
     def pool(self) -> Pool:

@@ -87,6 +87,13 @@ class HostArrays:
             if progress is not None:
                 progress(done, len(jobs), f"{program.name}, {size} pages")
 
+    def prepare(self, device: Arrays) -> None:
+        """See `HostTier.prepare`."""
+        for size in self._variants:
+            if size <= device[0].shape[self._layout.leaves[0].axis]:
+                for backup in (True, False):
+                    self._program(size, backup, device)
+
     def programs(self) -> list[dict[str, Any]]:
         """At most two entries per power of two up to the batch size, for the pool and each of staged pages."""
         return self._table.report()

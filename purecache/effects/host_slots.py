@@ -78,6 +78,11 @@ class HostSlots:
             if progress is not None:
                 progress(done, 2, program.name)
 
+    def prepare(self, device: Arrays) -> None:
+        """See `HostTier.prepare`."""
+        for backup in (True, False):
+            self._program(backup, device)
+
     def programs(self) -> list[dict[str, Any]]:
         """At most two entries for the pool, and two per size of a pool of staged pages."""
         return self._table.report()

@@ -55,6 +55,10 @@ class HostTier(Protocol):
         """Compile every program; calls `progress(done, total, name)` after each."""
         ...
 
+    def prepare(self, device: Arrays) -> None:
+        """Compile the programs for another pool of the same pages."""
+        ...
+
     def programs(self) -> list[dict[str, Any]]:
         """One entry per compiled program."""
         ...

@@ -4,7 +4,10 @@ The arrays of L2 are never viewed from NumPy: one live view makes every donated 
 copied into a small pool of their own instead, by the programs that also serve the device pool.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,6 +16,26 @@ import numpy as np
 
 from purecache.effects.host_tier import Arrays, HostTier
 from purecache.effects.pools import PoolLayout
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One dispatched copy into host pages."""
+
+    where: np.ndarray
+    """Positions among the pages of the call."""
+    pages: np.ndarray
+    token: Any
+    epoch: int
+    """Of the tier, at dispatch."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has ended, well or not."""
+        try:
+            return self.token.is_ready()
+        except Exception:
+            return True
 
 
 class StagedPages:
@@ -28,6 +51,14 @@ class StagedPages:
     def page_bytes(self) -> int:
         """Bytes of one page: those of its leaves one after the other."""
         return self._layout.page_bytes
+
+    def has(self, pages: np.ndarray) -> np.ndarray:
+        """bool[n]: which host pages hold what they should, as far as is known."""
+        return self._tier.valid[pages]
+
+    def warm(self) -> None:
+        """Compile the copies of both directions."""
+        self._tier.prepare(self._empty())
 
     def read(self, pages: np.ndarray) -> list[tuple[np.ndarray, Arrays]]:
         """Dispatch the copy of host pages (global ids); returns parts: positions in `pages`, and arrays for `bytes_of`.
@@ -50,8 +81,8 @@ class StagedPages:
             out[start : start + leaf.page_bytes] = page.reshape(-1).view(np.uint8)
             start += leaf.page_bytes
 
-    def write(self, pages: np.ndarray, rows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, Any]]:
-        """Dispatch the copy of uint8[page_bytes] rows into host pages (global ids); returns positions and tokens.
+    def write(self, pages: np.ndarray, rows: Sequence[np.ndarray]) -> list[Part]:
+        """Dispatch the copy of uint8[page_bytes] rows into host pages (global ids); returns parts for `landed`.
 
         The rows are copied before this returns. May raise anything; then no page holds what it should.
         """
@@ -60,9 +91,20 @@ class StagedPages:
             where = np.arange(first, first + size)
             arrays = self._arrays_of([rows[row] for row in where.tolist()])
             source = np.arange(size, dtype=np.int32)
-            parts.append((where, self._tier.backup(arrays, source, pages[where])))
+            token = self._tier.backup(arrays, source, pages[where])
+            parts.append(Part(where, pages[where], token, self._tier.epoch))
             first += size
         return parts
+
+    def landed(self, part: Part) -> bool:
+        """Whether the pages of a part hold its bytes now. Waits for the copy: ask when `part.ready`."""
+        try:
+            part.token.block_until_ready()  # raises what the copy raised while it ran
+        except Exception:
+            self._tier.broken(part.epoch)
+            self._tier.valid[part.pages] = False
+            return False
+        return part.epoch == self._tier.epoch
 
     def _cut(self, count: int) -> list[int]:
         full, rest = divmod(count, self._batch)

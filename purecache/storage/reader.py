@@ -1,6 +1,7 @@
 """Prefetch: is it in storage, has it landed in host memory, and when to stop waiting."""
 
 import enum
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from purecache.answers import Node
-from purecache.effects.staged import StagedPages
+from purecache.effects.staged import Part, StagedPages
 from purecache.stores.guard import Done, Guard, Kind, Request
 from purecache.stores.interface import Fetch, Presence
 from purecache.stores.staging import StagingRing
@@ -32,7 +33,7 @@ class Progress(enum.Enum):
     """It ended; `Prefetch.loaded` tokens more are on host."""
     NOT_YET = "not yet"
     GIVEN_UP = "given up"
-    """Nothing came of it: too short, not in storage, no room, or the store failed. Compute instead."""
+    """It ended and brought nothing: not in storage, no room, failed, or the pages came otherwise. Match as always."""
 
 
 class Stage(enum.Enum):
@@ -45,7 +46,7 @@ class Stage(enum.Enum):
 
 @dataclass(eq=False)
 class Prefetch:
-    """One prefetch. Ask `PrefixCache.prefetched` about it, and match again once it has ended."""
+    """One prefetch. Ask `StorageTier.progress` about it, and match once it has ended."""
 
     prompt: tuple[Any, ...]
     """Pieces of the prompt, as programs take it."""
@@ -67,6 +68,8 @@ class Prefetch:
     """Pages that arrived or failed."""
     issued: int = 0
     """Pages asked for so far."""
+    starved: float | None = None
+    """Since when there has been no buffer for it."""
 
     @property
     def rank(self) -> int:
@@ -82,7 +85,7 @@ class _Read:
     """None if it ended meanwhile: only the slots are waited for."""
     first: int
     slots: list[int]
-    parts: list[tuple[np.ndarray, Any]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     hits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """Positions in the prefetch of the pages that a copy writes."""
 
@@ -97,12 +100,13 @@ class Reader:
         guard: Guard,
         host_pages: int,
         batch: int,
+        patience: float,
         reserve: Callable[[Prefetch, int], bool],
         end: Callable[[Prefetch], None],
         number: Callable[[], int],
     ) -> None:
         self._staged, self._ring, self._guard = staged, ring, guard
-        self._host_pages, self._batch = host_pages, batch
+        self._host_pages, self._batch, self._patience = host_pages, batch, patience
         self._reserve, self._end, self._number = reserve, end, number
         self._queries: dict[int, Prefetch] = {}
         self._reads: dict[int, _Read] = {}
@@ -145,7 +149,7 @@ class Reader:
         """Ask for more pages where there is room, and end what is complete."""
         waiting = []
         for copy in self._copies:
-            if all(_ready(token) for _, token in copy.parts):
+            if all(part.ready for part in copy.parts):
                 self._landed(copy)
             else:
                 waiting.append(copy)
@@ -183,10 +187,16 @@ class Reader:
 
     def _ask(self, prefetch: Prefetch) -> None:
         while prefetch.issued < len(prefetch.pages):
-            count = min(self._batch, len(prefetch.pages) - prefetch.issued)
-            slots = self._ring.acquire(count)
-            if slots is None:
+            count = min(self._batch, len(prefetch.pages) - prefetch.issued, self._ring.free)
+            if not count:
+                # All buffers may be held by calls that never return: then the rest is given up.
+                now = time.monotonic()
+                prefetch.starved = prefetch.starved or now
+                if now - prefetch.starved > self._patience:
+                    self._stop(prefetch, prefetch.issued)
                 return
+            prefetch.starved = None
+            slots = self._ring.acquire(count) or []
             first, number = prefetch.issued, self._number()
             names = prefetch.names[first : first + count]
             if not self._guard.start(Request(Kind.GET, number, names, [self._ring.sealed(slot) for slot in slots])):
@@ -224,17 +234,6 @@ class Reader:
         prefetch = copy.prefetch
         if prefetch is None:
             return
-        for where, token in copy.parts:
-            try:
-                token.block_until_ready()  # raises what the copy raised while it ran
-                prefetch.ok[copy.hits[where]] = True
-            except Exception:
-                prefetch.ok[copy.hits[where]] = False
+        for part in copy.parts:
+            prefetch.ok[copy.hits[part.where]] = self._staged.landed(part)
         prefetch.resolved += len(copy.hits)
-
-
-def _ready(token: Any) -> bool:
-    try:
-        return token.is_ready()
-    except Exception:
-        return True

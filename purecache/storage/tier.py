@@ -11,7 +11,8 @@ import numpy as np
 from purecache.answers import Node, Refusal
 from purecache.cache import PrefixCache
 from purecache.effects import Interpreter, Transfer
-from purecache.inputs import Tokens
+from purecache.effects.interrupts import DeferredInterrupts
+from purecache.inputs import Tokens, as_int32
 from purecache.namespaces import Namespace
 from purecache.state import NONE
 from purecache.storage.keytable import KeyTable
@@ -25,6 +26,8 @@ from purecache.stores.staging import StagingRing
 from purecache.transitions import Status
 
 POOL = "kv"
+PROGRAMS = ("peek", "begin_store", "finish_store", "begin_prefetch", "finish_prefetch")
+"""Transitions that the tier uses."""
 WAITING = 4096
 """Paths that may wait for staging buffers; beyond that, the oldest is stored with its next backup."""
 SMALL_PAGE = 16
@@ -38,7 +41,7 @@ class StorageOptions:
     threshold: tokens from which a prefetch is worth it. tokens_in_flight: of all prefetches together (default: half of
     what host memory holds). policy, timeout_base (s), timeout_per_1024 (s per 1,024 tokens): when a prefetch ends.
     staging_pages: buffers between host memory and the store; they bound the pages under way in both directions.
-    batch_pages: most pages of one request. workers, queue, call_timeout (s): of the guard around the store.
+    batch_pages: most pages of one read or write. workers, queue, call_timeout (s): of the guard around the store.
     """
 
     threshold: int = 256
@@ -99,19 +102,27 @@ class StorageTier:
         self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
         batch = min(options.batch_pages, options.staging_pages)
-        staged, numbers = plane.staged(batch), itertools.count()
+        self._staged = staged = plane.staged(batch)
+        numbers = itertools.count()
         self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))
         self._reader = Reader(
-            staged, self.ring, self.guard, self._host_pages, batch, self._reserve, self._end_prefetch,
+            staged,
+            self.ring,
+            self.guard,
+            self._host_pages,
+            batch,
+            2 * options.call_timeout,
+            self._reserve,
+            self._end_prefetch,
             lambda: next(numbers),
-        )  # fmt: skip
+        )
         self._counts = {"prefetches": 0, "prefetches_limited": 0, "prefetches_given_up": 0, "tokens_prefetched": 0}
         self._occupied = 0
         self._waiting: dict[int, Node] = {}
         """Nodes whose path has pages that found no staging buffer, oldest first."""
         driver.storage = self
         half = self._host_pages * config.ranks * config.page_size // 2
-        self._limit = half if options.tokens_in_flight is None else options.tokens_in_flight
+        self._limit = options.tokens_in_flight or max(half, options.threshold)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
@@ -121,6 +132,8 @@ class StorageTier:
         Every backup that ends does this. What finds no staging buffer is begun by a later `tick`.
         """
         started = 0
+        if self._driver.storage is not self:
+            return 0
         while True:
             room = min(self.ring.free, self._options.batch_pages)
             reply = self._driver.run("begin_store", self._driver.programs.bucket(room), *node, room)
@@ -149,7 +162,10 @@ class StorageTier:
 
         Call it when a request is queued, and `progress` before it is admitted.
         """
-        size, prompt = self._inputs.prompt(tokens, namespace, rank)
+        if self._driver.storage is not self:
+            return Refusal(Status.STALE)
+        key = as_int32(tokens).copy()  # the caller may write into its own before the prefetch ends
+        size, prompt = self._inputs.prompt(key, namespace, rank)
         found, width = self._driver.run("peek", size, *prompt), self._config.page_size
         missing = int(prompt[1]) - found.length  # type: ignore[call-overload]
         if missing * width < self._options.threshold:
@@ -160,7 +176,7 @@ class StorageTier:
             self._counts["prefetches_limited"] += 1
             return Refusal(Status.NO_ROOM)
         end = (found.length + missing) * width + self._config.bigrams
-        keys = page_keys(np.asarray(tokens)[:end], width, seed_of(namespace), self._config.bigrams)[found.length :]
+        keys = page_keys(key[:end].view(np.uint32), width, seed_of(namespace), self._config.bigrams)[found.length :]
         names = [objects_of(key, self._naming, (POOL,))[0] for key in keys]
         started = Prefetch(prompt, Node(found.node, found.clock), found.length, names)
         if not self._reader.start(started):
@@ -173,14 +189,15 @@ class StorageTier:
         if prefetch.asked is None:
             prefetch.asked = now
         if prefetch.stage is not Stage.ENDED and self._is_over(prefetch, now - prefetch.asked):
-            self._reader.finish(prefetch)
+            self.abort(prefetch)
         if prefetch.stage is not Stage.ENDED:
             return Progress.NOT_YET
         return Progress.YES if prefetch.loaded else Progress.GIVEN_UP
 
     def abort(self, prefetch: Prefetch) -> None:
         """End a prefetch whose request is gone, whatever its stage. What has landed stays in the cache."""
-        self._reader.finish(prefetch)
+        with DeferredInterrupts():
+            self._reader.finish(prefetch)
 
     def _is_over(self, prefetch: Prefetch, waited: float) -> bool:
         if self._options.policy is EndPolicy.TIMEOUT:
@@ -192,14 +209,15 @@ class StorageTier:
 
     def tick(self) -> None:
         """Take answers of the store and go on with everything. Never blocks, never raises for what a store does."""
-        for done in self.guard.poll():
-            if not self._writer.done(done):
-                self._reader.done(done)
-        self._writer.poll()
-        self._reader.poll()
-        while self._waiting and self.ring.free:
-            if not self.store(self._waiting.pop(next(iter(self._waiting)))):
-                break  # one look per tick where there is nothing to gain
+        with DeferredInterrupts():  # an answer that is taken must be dealt with
+            for done in self.guard.poll():
+                if not self._writer.done(done):
+                    self._reader.done(done)
+            self._writer.poll()
+            self._reader.poll()
+            while self._waiting and self.ring.free:
+                if not self.store(self._waiting.pop(next(iter(self._waiting)))):
+                    break  # one look per tick where there is nothing to gain
 
     @property
     def in_flight(self) -> int:
@@ -220,17 +238,28 @@ class StorageTier:
             time.sleep(0.0005)
         return True
 
+    def warm(self, tokens: int) -> int:
+        """Compile what this tier uses for prompts of up to so many tokens; returns the number of new transitions.
+
+        Without it, the first store and the first prefetch of each size compile within `tick`, which takes seconds.
+        """
+        self._staged.warm()
+        return self._driver.programs.warm(-(-tokens // self._config.page_size), PROGRAMS)
+
     def detach(self, timeout: float = 1.0) -> None:
         """Take storage off the cache and close the store; waits at most `timeout` seconds for it.
 
         Stores under way count as failed; prefetches end with what has landed.
         """
-        for prefetch in list(self._reader.open):
-            self._reader.finish(prefetch)
-        self._waiting.clear()
-        self._writer.give_up()
+        if self._driver.storage is not self:
+            return
+        with DeferredInterrupts():
+            for prefetch in list(self._reader.open):
+                self._reader.finish(prefetch)
+            self._waiting.clear()
+            self._writer.give_up()
+            self._driver.storage = None
         self.guard.close(timeout)
-        self._driver.storage = None
 
     def reset(self) -> None:
         """The cache forgot all operations: so does this."""

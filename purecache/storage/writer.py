@@ -21,6 +21,8 @@ class _Write:
 
     operation: int
     generation: int
+    good: np.ndarray
+    """bool[n]: pages of the operation that host has; names, slots and parts are of those."""
     names: list[str]
     slots: list[int]
     parts: list[tuple[np.ndarray, Any]]
@@ -44,18 +46,20 @@ class Writer:
 
     def start(self, transfer: Transfer, pages: np.ndarray, names: list[str] | None) -> None:
         """Begin with one operation: `pages` are its host pages as global ids; None for names that nobody can make."""
+        good = self._staged.has(pages)
         # What fails here is reported by `poll`: this is called from within a transition's effects.
-        slots = None if names is None else self._ring.acquire(len(pages))
+        slots = self._ring.acquire(int(good.sum())) if names is not None and good.any() else None
         if names is None or slots is None:
             self._failed.append((transfer.operation, transfer.generation, len(pages)))
             return
         try:
-            parts = self._staged.read(pages)
+            parts = self._staged.read(pages[good])
         except Exception:
             self._ring.release(slots)
             self._failed.append((transfer.operation, transfer.generation, len(pages)))
             return
-        self._reading.append(_Write(transfer.operation, transfer.generation, names, slots, parts))
+        names = [names[place] for place in np.flatnonzero(good)]
+        self._reading.append(_Write(transfer.operation, transfer.generation, good, names, slots, parts))
 
     def poll(self) -> None:
         """Hand pages whose bytes have come to the store. Copies them, but waits for nothing."""
@@ -76,7 +80,9 @@ class Writer:
         if write is None:
             return False
         if write.operation >= 0:
-            self._report(write.operation, write.generation, np.array(done.answers, bool))
+            ok = np.zeros(len(write.good), bool)
+            ok[write.good] = done.answers
+            self._report(write.operation, write.generation, ok)
             write.operation = -1  # a late call is answered twice
         if done.finished:
             del self._writing[done.number]
@@ -86,7 +92,7 @@ class Writer:
     def give_up(self) -> None:
         """Report everything under way as failed."""
         writes = [*self._reading, *self._writing.values()]
-        ended = self._failed + [(w.operation, w.generation, len(w.names)) for w in writes if w.operation >= 0]
+        ended = self._failed + [(w.operation, w.generation, len(w.good)) for w in writes if w.operation >= 0]
         self.forget()
         for operation in ended:
             self._end(*operation)
@@ -117,7 +123,7 @@ class Writer:
 
     def _give_up(self, write: _Write) -> None:
         self._ring.release(write.slots)
-        self._end(write.operation, write.generation, len(write.slots))
+        self._end(write.operation, write.generation, len(write.good))
 
     def _end(self, operation: int, generation: int, pages: int) -> None:
         self._report(operation, generation, np.zeros(pages, bool))

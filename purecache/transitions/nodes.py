@@ -159,8 +159,9 @@ def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> Cache
 def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> CacheState:
     """Free the host pages of everything below `top`, which lost its own page: nothing can be reached through it.
 
-    A node that an operation or a receipt holds stays as an empty node and goes when it is let go. Nodes below `top`
-    have no device page: a child on device keeps its parent there.
+    A node that an operation or a receipt holds stays as an empty node and goes when it is let go; only a page that is
+    being loaded stays with it. (A store has its bytes once it is dispatched, a prefetch needs the node alone.) Nodes
+    below `top` have no device page: a child on device keeps its parent there.
     """
 
     def leftmost(state: CacheState, node: jax.Array) -> jax.Array:
@@ -182,7 +183,7 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
         return when(empty, lambda state: remove(state, node), state), after
 
     def held_on_host(state: CacheState, node: jax.Array) -> jax.Array:
-        return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.HOST_LOCKS, node] == 0)
+        return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
 
     state, start = look(state, leftmost, top)
     return lax.while_loop(lambda carry: carry[1] != top, visit, (state, start))[0]

@@ -51,6 +51,11 @@ def open_operation(
     return count(state, VACANT_OPERATIONS=-(node >= 0).astype(jnp.int32)), Handle(number, generation)
 
 
+def storage_may_open(state: CacheState) -> jax.Array:
+    """[] bool: whether an operation of storage may begin: a quarter of the table is kept for device and host."""
+    return state.books[Scalar.VACANT_OPERATIONS] > state.layout.max_operations // 4
+
+
 def extend_operation(state: CacheState, handle: Handle, condition: jax.Array) -> CacheState:
     """Let an operation that was opened in this transition cover one more ancestor."""
     return add(state, "ledger", (Ledger.OPERATION_COUNT, masked(condition, handle.operation)), 1)

@@ -16,7 +16,7 @@ from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
 from purecache.transitions.match import valid_prompt
 from purecache.transitions.nodes import create_node, has_page
-from purecache.transitions.operations import Handle, close_operation, ended, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation, storage_may_open
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, owner_index, take_pages
 from purecache.transitions.scans import end_of, first_of, number_of, repeat
@@ -35,7 +35,7 @@ def begin_prefetch(state: CacheState, handle: NodeHandle, wanted: jax.Array, siz
     state, live = look(state, is_live, handle)
     anchor = masked(live, handle.node)
     state, rank = look(state, rank_of, anchor)
-    vacant = state.books[Scalar.VACANT_OPERATIONS] > 0
+    vacant = storage_may_open(state)
     asked = jnp.where(live & vacant, jnp.clip(wanted, 0, size), 0)
     state = count(state, CLOCK=live)
     state = lock_path(state, Tier.HOST, masked(asked > 0, anchor))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Column, Scalar, Stored, Tier, TransferKind
+from purecache.state.layout import NONE, Column, Stored, Tier, TransferKind
 from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
-from purecache.transitions.operations import Handle, close_operation, ended, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation, storage_may_open
 from purecache.transitions.scans import number_of
 from purecache.transitions.vocabulary import Finished, NodeHandle, Status, Step, StoreBegun, Transfers
 from purecache.transitions.walk import ancestor, climb
@@ -44,7 +44,7 @@ def begin_store(state: CacheState, handle: NodeHandle, most: jax.Array, size: in
     node = masked(live, handle.node)
     state, rank = look(state, rank_of, node)
     state, (low, missing) = look(state, _unstored, node)
-    vacant = state.books[Scalar.VACANT_OPERATIONS] > 0
+    vacant = storage_may_open(state)
     number = jnp.where(vacant, jnp.minimum(missing, jnp.clip(most, 0, size)), 0)
     state, low = look(state, ancestor, low, jnp.where(number > 0, missing - number, 0))
     state, nodes = look(state, lambda state: climb(state, low, number, size))

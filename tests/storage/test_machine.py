@@ -5,10 +5,9 @@ Storage answers when the test says so: in any order, in part, never, late after 
 
 import numpy as np
 import pytest
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
-from support import content, new_cache, path_of, read_page, serve, settle, tiny, write_pages
+from support import content, new_cache, read_page, settle, tiny, write_pages
 
 from purecache.answers import Load, Refusal
 from purecache.state import Policy, WritePolicy
@@ -107,6 +106,10 @@ class ThreeTiers(RuleBasedStateMachine):
         self.objects, self.epoch, self.tier = {}, 0, None
         self.restart()
 
+    def contents(self, tokens, space):
+        """What stands for the content of each page: its prefix and namespace. Ranks hold the same KV."""
+        return [(space.get("namespace"), tuple(tokens[:end])) for end in range(2, len(tokens) + 1, 2)]
+
     def tokens(self, pages):
         return [page for page in pages for _ in range(2)]
 
@@ -127,14 +130,15 @@ class ThreeTiers(RuleBasedStateMachine):
         tokens = self.tokens(pages)
         new = len(pages) - len(self.cache.peek(tokens, **space).device_pages)
         rank = space.get("rank") or 0
-        assume(new <= self.cache.free_pages(rank) + self.cache.evictable_pages(rank))
+        if new > self.cache.free_pages(rank) + self.cache.evictable_pages(rank):
+            return
         match, receipt = self.cache.admit(tokens, **space)
         lent = self.cache.allocate(new, rank=rank)
         if lent is None:  # what it matched was all that could be evicted
             self.cache.unlock(receipt)
             return
-        path = path_of(self.config, tokens, **space)
-        write_pages(self.cache, rank, lent, [path[: n + 1] for n in range(len(match.device_pages) + 1, len(path))])
+        pages = self.contents(tokens, space)
+        write_pages(self.cache, rank, lent, pages[len(match.device_pages) :])
         self.cache.finish(tokens, np.concatenate([match.device_pages, lent]), receipt, **space)
 
     @rule()
@@ -146,6 +150,15 @@ class ThreeTiers(RuleBasedStateMachine):
     def answer(self, index, outcome):
         if self.guard.pending:
             self.guard.answer(index, outcome)
+
+    @rule(rounds=st.integers(1, 6))
+    def all_is_well(self, rounds):
+        """Storage answers everything, for a while."""
+        for _ in range(rounds):
+            self.tick()
+            while self.guard.pending:
+                self.guard.answer(0, "good")
+        self.tick()
 
     @rule()
     def finish_late(self):
@@ -185,9 +198,8 @@ class ThreeTiers(RuleBasedStateMachine):
         if match.host_length:
             load = self.cache.load_back(match)
             found = np.concatenate([found, load.pages]) if isinstance(load, Load) else found
-        path = path_of(self.config, tokens, **space)
-        for depth, page in enumerate(found, 1):
-            np.testing.assert_array_equal(read_page(self.cache, rank, page), content(path[: depth + 1]))
+        for page, inside in zip(found, self.contents(tokens, space), strict=False):
+            np.testing.assert_array_equal(read_page(self.cache, rank, page), content(inside))
 
     @invariant()
     def sound(self):
@@ -227,7 +239,7 @@ def test_the_machine_reaches_every_kind_of_hit():
     """A fixed run through it, so that the machine is known to store, prefetch and load real bytes."""
     machine = ThreeTiers()
     machine.start(WritePolicy.WRITE_THROUGH, Policy.LRU, EndPolicy.WAIT_COMPLETE, 6)
-    serve(machine.cache, machine.tokens([1, 2, 3]))
+    machine.request([1, 2, 3], {})
     for _ in range(9):
         machine.tick()
         machine.answer(0, "good")

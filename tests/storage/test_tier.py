@@ -239,6 +239,90 @@ def test_small_pages_are_warned_of():
         StorageTier(cache, Shelf(), RECORD).detach()
 
 
+def test_the_caller_may_write_into_its_tokens():
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, ABCD)
+    tier.detach()
+    cache, tier, _ = attached(shelf)
+    tokens = np.array(ABCD, np.int32)
+    tier.prefetch(tokens)
+    tokens[:] = 9
+    assert tier.flush(90)
+    assert (cache.match(ABCD).length, cache.match(tokens).length) == (8, 0)
+    tier.detach()
+
+
+def test_host_pages_that_were_lost_are_not_stored():
+    shelf = Shelf()
+    shelf.breaks = "refuse"
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, ABCD[:4])
+    shelf.breaks = None
+    host = cache._driver.plane._tier
+    host.broken(host.epoch)  # as after a copy that failed while it ran
+    stored(cache, tier, ABCD)
+    assert shelf.stats()["objects"] == 2
+    tier.detach()
+    cache, tier, _ = attached(shelf)
+    assert prefetched(tier, cache, ABCD) == 0
+    tier.detach()
+
+
+def test_pages_that_land_in_a_lost_host_memory_are_not_there():
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, ABCD)
+    tier.detach()
+    cache, tier, _ = attached(shelf)
+    prefetch = tier.prefetch(ABCD)
+    deadline = time.monotonic() + 90
+    while not tier._reader._copies and prefetch.loaded == 0 and time.monotonic() < deadline:
+        cache.tick()
+    if not prefetch.loaded:
+        host = cache._driver.plane._tier
+        host.broken(host.epoch)
+        assert tier.flush(90)
+        assert cache.match(ABCD).length == 0
+    assert cache.violations() == []
+    tier.detach()
+
+
+def test_a_detached_tier_does_nothing():
+    cache, tier, _ = attached(Shelf())
+    serve(cache, ABCD)
+    settle(cache)
+    tier.detach()
+    cache.drain()
+    assert tier.store(cache.peek(ABCD).node) == 0
+    assert tier.prefetch([7] * 8).status == Status.STALE
+    again = StorageTier(cache, Shelf(), RECORD, StorageOptions(threshold=2))
+    tier.detach()
+    assert again.store(cache.peek(ABCD).node) == 4
+    again.detach()
+
+
+def test_negative_ids_have_keys_too():
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, [-5, -5, -6, -6])
+    tier.detach()
+    cache, tier, _ = attached(shelf)
+    assert prefetched(tier, cache, [-5, -5, -6, -6]) == 4
+    tier.detach()
+
+
+def test_warm_leaves_nothing_to_compile():
+    cache, tier, _ = attached(Shelf())
+    tier.warm(8)
+    assert tier.warm(8) == 0
+    before = len(cache.programs())
+    stored(cache, tier, ABCD)
+    names = {"admit", "allocate", "finish", "begin_backup", "finish_backup"}
+    assert {row["name"] for row in cache.programs()[before:]} <= names
+    tier.detach()
+
+
 def test_a_reset_in_the_middle_leaves_nothing():
     shelf = Shelf()
     cache, tier, _ = attached(shelf)

@@ -194,6 +194,56 @@ def test_a_prefetch_keeps_its_anchor_and_ends_above_a_gap():
     assert int(state.scalar(Scalar.FREE_NODES)) == state.layout.nodes
 
 
+def test_a_page_that_loses_its_parent_goes_although_a_prefetch_hangs_below_it():
+    """A is on device alone and B on host below it; host is full, so A leaves without a copy."""
+    state = as_jax(empty_state(CONFIG))
+    state, first, begun = reserved(state, [], 2)
+    state = computed(state, [1, 1])
+    arrived = np.array([True, True, *[False] * 6])
+    state = run("finish_prefetch", state, first, prompt(AB), 0, begun.pages, arrived).state
+    state, handle, begun = reserved(state, AB, 2)
+    nodes = np.array(state.nodes)
+    host_pages = nodes[Column.HOST_PAGE]
+    assert int((host_pages >= 0).sum()) == 2
+    state = run("evict_device", state, 0, 1).state
+    assert int(run("match", state, prompt(AB)).reply.length) == 2
+    state, _, ended = run("finish_prefetch", state, handle, prompt([*ABC, 4, 4]), 2, begun.pages, np.ones(SIZE, bool))
+    assert int(ended.number) == 2
+
+
+def test_a_lost_parent_takes_locked_host_pages_along():
+    state = computed(as_jax(empty_state(CONFIG)), [1, 1])
+    state, first, begun = reserved(state, [1, 1], 1)
+    ok = np.ones(SIZE, bool)
+    state = run("finish_prefetch", state, first, prompt(AB), 1, begun.pages, ok).state
+    state, handle, below = reserved(state, AB, 1)
+    state, _, rest = reserved(state, [], 4)
+    assert (int(rest.number), host(state, Account.FREE)) == (2, 0)
+    # No host page is free, so the page above leaves the device without a copy, and what hangs below is lost with it.
+    state = run("evict_device", state, 0, 1).state
+    assert int(run("match", state, prompt(AB)).reply.length) == 0
+    assert host(state, Account.FREE) == 1
+    state, _, ended = run("finish_prefetch", state, handle, prompt(ABC), 2, below.pages, ok)
+    assert int(ended.number) == 0
+    assert host(state, Account.FREE) == 2
+
+
+def test_a_quarter_of_the_operations_is_kept_for_device_and_host():
+    config = CacheConfig(page_size=PAGE, device_pages=6, host_pages=4, max_operations=2)
+    state = as_jax(empty_state(config))
+    state, _, first = run("begin_prefetch", state, handle_of(state, []), 1)
+    assert int(first.status) == Status.OK
+    state = computed(state, AB)
+    assert int(run("begin_prefetch", state, handle_of(state, AB), 1).reply.status) == Status.OK
+    config = CacheConfig(page_size=PAGE, device_pages=6, host_pages=4, max_operations=4)
+    state = as_jax(empty_state(config))
+    for _ in range(3):
+        state = run("begin_prefetch", state, handle_of(state, []), 1).state
+    assert int(run("begin_prefetch", state, handle_of(state, []), 1).reply.status) == Status.TABLE_FULL
+    state = computed(state, AB)
+    assert int(run("begin_backup", state, handle_of(state, AB), 0).reply.number) == 1
+
+
 def test_a_prefetch_takes_less_when_there_is_less_and_says_when_there_is_none():
     state = as_jax(empty_state(CONFIG))
     state, _, first = reserved(state, [], 3)

@@ -168,9 +168,9 @@ class Interpreter:
         local = checked_pages("host page", pages, rank, self._ranks, self._host_pages)
         self._tier.drop(local + np.int32(rank * self._host_pages))
 
-    def staged(self, batch: int) -> StagedPages:
+    def staged(self, batch: int, parts: int = 1, head_axis: int = 0) -> StagedPages:
         """Access to the host pages as bytes, up to `batch` per copy. Global ids: rank * host_pages + page."""
-        return StagedPages(self._layout, self._tier, min(batch, self._batch_pages))
+        return StagedPages(self._layout, self._tier, min(batch, self._batch_pages), parts, head_axis)
 
     @property
     def host_pages(self) -> int:

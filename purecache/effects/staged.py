@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from purecache.effects.host_tier import Arrays, HostTier
-from purecache.effects.pools import PoolLayout
+from purecache.effects.pools import Leaf, PoolLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +39,30 @@ class Part:
 
 
 class StagedPages:
-    """Reads and writes pages of one host tier, at most `batch` per dispatched copy."""
+    """Reads and writes pages of one host tier, at most `batch` per dispatched copy.
 
-    def __init__(self, layout: PoolLayout, tier: HostTier, batch: int) -> None:
+    A page is `parts` equal rows of bytes: row g holds the g-th group of heads of every leaf, one leaf after the other.
+    """
+
+    def __init__(self, layout: PoolLayout, tier: HostTier, batch: int, parts: int = 1, head_axis: int = 0) -> None:
+        """`head_axis`: axis of the heads in every leaf of a page, not counting the page axis; used if parts > 1.
+
+        Raises ValueError for leaves whose heads don't make so many equal parts.
+        """
         self._layout, self._tier, self._batch = layout, tier, batch
+        self._parts, self._axis = parts, head_axis
+        for leaf in layout.leaves if parts > 1 else ():
+            shape = (*leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :])
+            if not -len(shape) <= head_axis < len(shape) or shape[head_axis] % parts:
+                raise ValueError(f"{leaf.name}: a page of shape {shape} has no {parts} equal parts on axis {head_axis}")
         shapes = [(leaf.with_pages(batch), leaf.dtype) for leaf in layout.leaves]
         shardings = tuple(leaf.sharding for leaf in layout.leaves)
         self._empty = jax.jit(lambda: tuple(jnp.zeros(*shape) for shape in shapes), out_shardings=shardings)
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of one page: those of its leaves one after the other."""
-        return self._layout.page_bytes
+    def row_bytes(self) -> int:
+        """Bytes of one of the rows of a page."""
+        return self._layout.page_bytes // self._parts
 
     def has(self, pages: np.ndarray) -> np.ndarray:
         """bool[n]: which host pages hold what they should, as far as is known."""
@@ -73,16 +85,16 @@ class StagedPages:
             first += size
         return parts
 
-    def bytes_of(self, arrays: Arrays, place: int, out: np.ndarray) -> None:
-        """Write the bytes of page `place` of a part that is ready into uint8[page_bytes]. Raises if its copy failed."""
+    def bytes_of(self, arrays: Arrays, place: int, rows: Sequence[np.ndarray]) -> None:
+        """Write page `place` of a part that is ready into its rows, uint8[row_bytes]. Raises if its copy failed."""
         start = 0
         for array, leaf in zip(arrays, self._layout.leaves, strict=True):
-            page = np.ascontiguousarray(np.moveaxis(np.asarray(array), leaf.axis, 0)[place])
-            out[start : start + leaf.page_bytes] = page.reshape(-1).view(np.uint8)
-            start += leaf.page_bytes
+            start = self._each_row(leaf, np.moveaxis(np.asarray(array), leaf.axis, 0)[place], rows, start, read=True)
 
-    def write(self, pages: np.ndarray, rows: Sequence[np.ndarray]) -> list[Part]:
-        """Dispatch the copy of uint8[page_bytes] rows into host pages (global ids); returns parts for `landed`.
+    def write(self, pages: np.ndarray, rows: Sequence[Sequence[np.ndarray]]) -> list[Part]:
+        """Dispatch the copy of the rows of each page, uint8[row_bytes], into host pages (global ids).
+
+        Returns parts for `landed`.
 
         The rows are copied before this returns. May raise anything; then no page holds what it should.
         """
@@ -111,14 +123,26 @@ class StagedPages:
         batches = [self._batch] * full + [rest] * (rest > 0)
         return [size for batch in batches for size in self._tier.sizes(batch)]
 
-    def _arrays_of(self, rows: list[np.ndarray]) -> Arrays:
+    def _each_row(self, leaf: Leaf, page: np.ndarray, rows: Sequence[np.ndarray], start: int, read: bool) -> int:
+        """Copy between the page of a leaf and its place in the rows; returns where the next leaf begins."""
+        size = leaf.page_bytes // self._parts
+        pieces = [page] if self._parts == 1 else np.split(page, self._parts, axis=self._axis)
+        for piece, row in zip(pieces, rows, strict=True):
+            inside = row[start : start + size].view(leaf.dtype).reshape(piece.shape)
+            if read:
+                inside[...] = piece
+            else:
+                piece[...] = inside
+        return start + size
+
+    def _arrays_of(self, rows: Sequence[Sequence[np.ndarray]]) -> Arrays:
         arrays, start = [], 0
         for leaf in self._layout.leaves:
             # Fresh memory, which nobody writes again: the CPU backend may alias what it is given.
             block = np.empty((self._batch, *leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
-            content = block.reshape(self._batch, -1).view(np.uint8)
-            for place, row in enumerate(rows):
-                content[place] = row[start : start + leaf.page_bytes]
+            after = start
+            for place, page in enumerate(rows):
+                after = self._each_row(leaf, block[place], page, start, read=False)
             arrays.append(jax.device_put(np.ascontiguousarray(np.moveaxis(block, 0, leaf.axis)), leaf.sharding))
-            start += leaf.page_bytes
+            start = after
         return tuple(arrays)

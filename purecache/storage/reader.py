@@ -10,9 +10,9 @@ import numpy as np
 
 from purecache.answers import Node
 from purecache.effects.staged import Part, StagedPages
+from purecache.storage.buffers import PageBuffers
 from purecache.stores.guard import Done, Guard, Kind, Request
 from purecache.stores.interface import Fetch, Presence
-from purecache.stores.staging import StagingRing
 
 
 class EndPolicy(enum.StrEnum):
@@ -53,8 +53,8 @@ class Prefetch:
     anchor: Node
     first: int
     """Pages of the prompt that the cache had."""
-    names: list[str]
-    """Object of each page behind them."""
+    names: list[tuple[str, ...]]
+    """Objects of each page behind them."""
     stage: Stage = Stage.QUERY
     loaded: int = 0
     """Tokens that came from storage; known when it has ended."""
@@ -96,7 +96,7 @@ class Reader:
     def __init__(
         self,
         staged: StagedPages,
-        ring: StagingRing,
+        ring: PageBuffers,
         guard: Guard,
         host_pages: int,
         batch: int,
@@ -122,7 +122,7 @@ class Reader:
     def start(self, prefetch: Prefetch) -> bool:
         """Ask storage what it has; False if the store takes no request now."""
         number = self._number()
-        if not self._guard.start(Request(Kind.EXISTS, number, prefetch.names)):
+        if not self._guard.start(Request(Kind.EXISTS, number, [name for page in prefetch.names for name in page])):
             return False
         self._queries[number] = prefetch
         self.open.append(prefetch)
@@ -133,13 +133,13 @@ class Reader:
         if done.number in self._queries:
             prefetch = self._queries.pop(done.number) if done.finished else self._queries[done.number]
             if prefetch.stage is Stage.QUERY:
-                self._found(prefetch, [answer is Presence.YES for answer in done.answers])
+                self._found(prefetch, self._ring.whole([answer is Presence.YES for answer in done.answers]).tolist())
             return True
         read = self._reads.get(done.number)
         if read is None:
             return False
         if read.prefetch is not None:
-            self._arrived(read, np.array([answer is Fetch.HIT for answer in done.answers], bool))
+            self._arrived(read, self._ring.whole([answer is Fetch.HIT for answer in done.answers]))
         if done.finished:
             del self._reads[done.number]
             self._ring.release(read.slots)
@@ -198,8 +198,8 @@ class Reader:
             prefetch.starved = None
             slots = self._ring.acquire(count) or []
             first, number = prefetch.issued, self._number()
-            names = prefetch.names[first : first + count]
-            if not self._guard.start(Request(Kind.GET, number, names, [self._ring.sealed(slot) for slot in slots])):
+            names = [name for page in prefetch.names[first : first + count] for name in page]
+            if not self._guard.start(Request(Kind.GET, number, names, self._ring.objects(slots))):
                 self._ring.release(slots)
                 self._stop(prefetch, first)
                 return
@@ -223,7 +223,7 @@ class Reader:
         places = np.flatnonzero(hit)
         hits = read.first + places
         try:
-            rows = [self._ring.page(read.slots[place]) for place in places.tolist()]
+            rows = [self._ring.rows(read.slots[place]) for place in places.tolist()]
             parts = self._staged.write(prefetch.pages[hits] + np.int32(prefetch.rank * self._host_pages), rows)
         except Exception:
             prefetch.resolved += len(hits)

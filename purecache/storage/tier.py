@@ -15,6 +15,7 @@ from purecache.effects.interrupts import DeferredInterrupts
 from purecache.inputs import Tokens, as_int32
 from purecache.namespaces import Namespace
 from purecache.state import NONE
+from purecache.storage.buffers import PageBuffers
 from purecache.storage.keytable import KeyTable
 from purecache.storage.reader import EndPolicy, Prefetch, Progress, Reader, Stage
 from purecache.storage.writer import Writer
@@ -22,7 +23,6 @@ from purecache.stores.guard import Guard
 from purecache.stores.interface import Store
 from purecache.stores.keys import page_keys, seed_of
 from purecache.stores.names import Naming, objects_of
-from purecache.stores.staging import StagingRing
 from purecache.transitions import Status
 
 POOL = "kv"
@@ -41,7 +41,9 @@ class StorageOptions:
     threshold: tokens from which a prefetch is worth it. tokens_in_flight: of all prefetches together (default: half of
     what host memory holds). policy, timeout_base (s), timeout_per_1024 (s per 1,024 tokens): when a prefetch ends.
     staging_pages: buffers between host memory and the store; they bound the pages under way in both directions.
-    batch_pages: most pages of one read or write. workers, queue, call_timeout (s): of the guard around the store.
+    batch_pages: most pages of one read or write. head_axis: axis of the heads in every leaf of a page, not counting the
+    page axis, along which a naming with several objects per page (`HeadGroups`) cuts it. workers, queue, call_timeout
+    (s): of the guard around the store.
     """
 
     threshold: int = 256
@@ -51,6 +53,7 @@ class StorageOptions:
     timeout_per_1024: float = 0.25
     staging_pages: int = 64
     batch_pages: int = 16
+    head_axis: int = 0
     workers: int = 2
     queue: int = 64
     call_timeout: float = 5.0
@@ -93,16 +96,15 @@ class StorageTier:
             warnings.warn(text, stacklevel=2)
         self._config, self._driver, self._inputs, self._options = config, driver, inputs, options
         self._host_pages, self._naming = plane.host_pages, naming
-        if len(objects_of("0" * 64, naming, (POOL,))) != 1:
-            raise ValueError("a page is one object here: this naming makes several of it")
-        self.ring = StagingRing(options.staging_pages, plane.page_bytes)
+        parts = len(objects_of("0" * 64, naming, (POOL,)))
+        batch = min(options.batch_pages, options.staging_pages)
+        self._staged = staged = plane.staged(batch, parts, options.head_axis)
+        self.ring = PageBuffers(options.staging_pages, staged.row_bytes, parts)
         if isinstance(store, Store):
-            store.register(self.ring.region)
+            store.register(self.ring.ring.region)
             store = Guard(store, options.workers, options.queue, options.call_timeout)
         self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
-        batch = min(options.batch_pages, options.staging_pages)
-        self._staged = staged = plane.staged(batch)
         numbers = itertools.count()
         self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))
         self._reader = Reader(
@@ -152,7 +154,7 @@ class StorageTier:
         nodes, tokens = self._driver.views()
         keys = self._keys.keys_of(nodes, tokens, transfer.target.tolist())
         del nodes, tokens  # a view that is held would make the next transition copy the state
-        names = None if keys is None else [objects_of(key, self._naming, (POOL,))[0] for key in keys]
+        names = None if keys is None else [objects_of(key, self._naming, (POOL,)) for key in keys]
         self._writer.start(transfer, pages, names)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ class StorageTier:
             return Refusal(Status.NO_ROOM)
         end = (found.length + missing) * width + self._config.bigrams
         keys = page_keys(key[:end].view(np.uint32), width, seed_of(namespace), self._config.bigrams)[found.length :]
-        names = [objects_of(key, self._naming, (POOL,))[0] for key in keys]
+        names = [objects_of(key, self._naming, (POOL,)) for key in keys]
         started = Prefetch(prompt, Node(found.node, found.clock), found.length, names)
         if not self._reader.start(started):
             return Refusal(Status.TABLE_FULL)

@@ -8,8 +8,8 @@ import numpy as np
 
 from purecache.effects.staged import StagedPages
 from purecache.effects.transfers import Transfer
+from purecache.storage.buffers import PageBuffers
 from purecache.stores.guard import Done, Guard, Kind, Request
-from purecache.stores.staging import StagingRing
 
 Report = Callable[[int, int, np.ndarray], None]
 """Takes operation, generation and ok [n]: ends a store."""
@@ -22,7 +22,7 @@ class _Write:
     operation: int
     generation: int
     good: np.ndarray
-    """bool[n]: pages of the operation that host has; names, slots and parts are of those."""
+    """bool[n]: pages of the operation that host has; what follows is of those."""
     names: list[str]
     slots: list[int]
     parts: list[tuple[np.ndarray, Any]]
@@ -32,7 +32,7 @@ class _Write:
 class Writer:
     """Carries out store operations. `start` takes a slot of the ring per page, so it never has more than there are."""
 
-    def __init__(self, staged: StagedPages, ring: StagingRing, guard: Guard, report: Report, number: Callable[[], int]):
+    def __init__(self, staged: StagedPages, ring: PageBuffers, guard: Guard, report: Report, number: Callable[[], int]):
         self._staged, self._ring, self._guard, self._report, self._number = staged, ring, guard, report, number
         self._failed: list[tuple[int, int, int]] = []
         """Operation, generation and pages of those that could not begin."""
@@ -44,8 +44,8 @@ class Writer:
         """Operations under way."""
         return len(self._failed) + len(self._reading) + len(self._writing)
 
-    def start(self, transfer: Transfer, pages: np.ndarray, names: list[str] | None) -> None:
-        """Begin with one operation: `pages` are its host pages as global ids; None for names that nobody can make."""
+    def start(self, transfer: Transfer, pages: np.ndarray, names: list[tuple[str, ...]] | None) -> None:
+        """Begin with one operation: host `pages` as global ids, the objects of each; None for names nobody can make."""
         good = self._staged.has(pages)
         # What fails here is reported by `poll`: this is called from within a transition's effects.
         slots = self._ring.acquire(int(good.sum())) if names is not None and good.any() else None
@@ -58,8 +58,8 @@ class Writer:
             self._ring.release(slots)
             self._failed.append((transfer.operation, transfer.generation, len(pages)))
             return
-        names = [names[place] for place in np.flatnonzero(good)]
-        self._reading.append(_Write(transfer.operation, transfer.generation, good, names, slots, parts))
+        flat = [name for place in np.flatnonzero(good) for name in names[place]]
+        self._reading.append(_Write(transfer.operation, transfer.generation, good, flat, slots, parts))
 
     def poll(self) -> None:
         """Hand pages whose bytes have come to the store. Copies them, but waits for nothing."""
@@ -81,7 +81,7 @@ class Writer:
             return False
         if write.operation >= 0:
             ok = np.zeros(len(write.good), bool)
-            ok[write.good] = done.answers
+            ok[write.good] = self._ring.whole([answer is True for answer in done.answers])
             self._report(write.operation, write.generation, ok)
             write.operation = -1  # a late call is answered twice
         if done.finished:
@@ -110,13 +110,12 @@ class Writer:
         try:
             for where, arrays in write.parts:
                 for place, position in enumerate(where.tolist()):
-                    self._staged.bytes_of(arrays, place, self._ring.page(write.slots[position]))
+                    self._staged.bytes_of(arrays, place, self._ring.rows(write.slots[position]))
         except Exception:  # the copy failed while it ran
             self._give_up(write)
             return
         number = self._number()
-        buffers = [self._ring.sealed(slot) for slot in write.slots]
-        if self._guard.start(Request(Kind.PUT, number, write.names, buffers)):
+        if self._guard.start(Request(Kind.PUT, number, write.names, self._ring.objects(write.slots))):
             self._writing[number] = write
         else:
             self._give_up(write)

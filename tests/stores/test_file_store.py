@@ -560,3 +560,16 @@ def test_mistakes_of_the_constructor(tmp_path: Path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="needs a directory it can write to"):
         FileStore(tmp_path / "file", 1000)
+
+
+def test_files_from_the_future_are_usable_and_count_as_recent(tmp_path: Path):
+    """The clock of a file server, or of this machine, may have jumped."""
+    store = open_store(tmp_path, 3)
+    put(store, *"abc")
+    set_age(file_of(tmp_path, "a"), -1e9)
+    set_age(file_of(tmp_path, "b"), 2e9)
+    set_age(file_of(tmp_path, "c"), 1000)
+    again = open_store(tmp_path, 3)
+    assert put(again, "d") == [True]
+    assert exists(again, *"abcd") == [YES, NO, YES, YES]
+    assert get(again, *"acd") == [HIT, HIT, HIT]

@@ -720,3 +720,20 @@ def test_another_user_has_a_store_of_their_own(public):
 
 def test_the_store_needs_no_jax(tmp_path):
     assert in_process(tmp_path, "print(put(store, 'a'), 'jax' in sys.modules)") == "[True] False"
+
+
+def test_clock_jumps_change_nothing(tmp_path, opened, monkeypatch):
+    """The order of use is counted, not timed."""
+    store = opened(tmp_path, 3)
+    for key, now in (("a", 4e9), ("b", 0.0), ("c", 2e9)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        assert put(store, key) == [True]
+        for file in tmp_path.rglob("*"):
+            os.utime(file, (now, now))
+    assert get(store, "a") == [Fetch.HIT]
+    assert put(store, "d") == [True]
+    assert present(store, "abcd") == {"a", "c", "d"}
+    store.close()
+    again = opened(tmp_path, 3)
+    assert put(again, "e") == [True]
+    assert present(again, "abcde") == {"a", "d", "e"}

@@ -101,7 +101,10 @@ class PrefixCache:
         counted: int = 0,
         priority: int = 0,
     ) -> Inserted:
-        """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released."""
+        """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released.
+
+        Offer at least what the receipt locks so far: a shorter checkpoint gives up the lock on the rest.
+        """
         size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
         return self._inserted(self._run("checkpoint", size, *offer, *receipt))
 

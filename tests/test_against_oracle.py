@@ -51,8 +51,14 @@ class AgainstOracle(Compared):
         self.oracle.lock(device, receipt)
         self.check_match(match, path, device, usable)
         have = match.device_pages
-        if load and isinstance(answer := self.load_back(match, path), Load):
-            have = np.concatenate([have, answer.pages])
+        loaded = self.load_back(match, path) if load else None
+        # What is not locked may be evicted, so without a receipt to spare the request does not use what was loaded.
+        if isinstance(loaded, Load) and len(self.oracle.receipts) < self.config.max_receipts:
+            receipt, first = self.cache.lock(self.node(usable)), receipt
+            self.oracle.lock(usable, receipt)
+            self.cache.unlock(first)
+            self.oracle.unlock(first)
+            have = np.concatenate([have, loaded.pages])
         new = self.allocate_pages(len(path) - 1 - len(have), path[0])
         if new is None:
             self.cache.abort([], receipt, rank=path[0])
@@ -68,6 +74,8 @@ class AgainstOracle(Compared):
     @rule(request=requests, length=st.integers(0, 7), priority=st.integers(-1, 4))
     def checkpoint(self, request, length, priority):
         self.still_good(request)
+        # A shorter checkpoint would give up the lock on pages that the request goes on using.
+        length = max(length, len(self.oracle.receipts[request.receipt]) - 1)
         path = request.path[: length + 1]
         pages = request.pages[: len(path) - 1]
         got = self.cache.checkpoint(

@@ -10,12 +10,12 @@ from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.evict import evict_host_pages
 from purecache.transitions.locks import is_live, rank_of
 from purecache.transitions.nodes import drop_host_subtree, has_page, prune
-from purecache.transitions.operations import Handle, close_operation, ended, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation, transfers_of
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import end_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import BackupBegun, Finished, NodeHandle, Status, Step, Transfers
+from purecache.transitions.vocabulary import BackupBegun, Finished, NodeHandle, Status, Step
 from purecache.transitions.walk import ancestor, climb
 
 
@@ -70,14 +70,7 @@ def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: i
     state = put(state, "nodes", (Column.INCOMING_PAGE, nodes), target)
     state = count(state, BACKUP_PAGES=number, BACKUP_REFUSED_PAGES=jnp.where(vacant, asked, missing) - number)
     used = jnp.arange(size) < number
-    transfers = Transfers(
-        kind=jnp.int32(TransferKind.BACKUP),
-        rank=rank,
-        operation=masked(used, operation.operation),
-        generation=masked(used, operation.generation),
-        source=masked(used, source),
-        target=target,
-    )
+    transfers = transfers_of(TransferKind.BACKUP, rank, operation, used, source, target)
     refusal = jnp.where(vacant, Status.NO_ROOM, Status.TABLE_FULL)
     status = jnp.where(number > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
     return Step(state, (transfers,), BackupBegun(jnp.where(live, status, Status.BAD_NODE), number))

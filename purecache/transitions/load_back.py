@@ -12,12 +12,12 @@ from purecache.transitions.backup import leading_run
 from purecache.transitions.columns import add, count, look, masked, put
 from purecache.transitions.evict import evict_device_pages
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
-from purecache.transitions.operations import Handle, close_operation, ended, open_operation
+from purecache.transitions.operations import Handle, close_operation, ended, open_operation, transfers_of
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import first_of, number_of
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import Finished, LoadBegun, NodeHandle, Status, Step, Transfers
+from purecache.transitions.vocabulary import Finished, LoadBegun, NodeHandle, Status, Step
 from purecache.transitions.walk import climb
 
 
@@ -104,14 +104,7 @@ def begin_load_back(state: CacheState, handle: NodeHandle, size: int) -> Step[Lo
     total = number_of(state.token, nodes != NONE)
     shallowest_first = jnp.where(index < total, pages[jnp.maximum(total - 1 - index, 0)], NONE)
     used = members != NONE
-    transfers = Transfers(
-        kind=jnp.int32(TransferKind.LOAD_BACK),
-        rank=rank,
-        operation=masked(used, operation.operation),
-        generation=masked(used, operation.generation),
-        source=masked(used, source),
-        target=target,
-    )
+    transfers = transfers_of(TransferKind.LOAD_BACK, rank, operation, used, source, target)
     reply = LoadBegun(status, operation.operation, operation.generation, number, shallowest_first)
     return Step(state, (write_back, transfers), reply)
 

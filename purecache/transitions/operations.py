@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Ledger, Scalar, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put
-from purecache.transitions.vocabulary import Finished, Status
+from purecache.transitions.vocabulary import Finished, Status, Transfers
 
 
 class Handle(NamedTuple):
@@ -81,6 +81,20 @@ def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size:
     state = put(state, "ledger", (Ledger.OPERATION_VACANT, masked(members.good, top)), number)
     closed = members.good.astype(jnp.int32)
     return count(state, VACANT_OPERATIONS=closed, STALE_COMPLETIONS=1 - closed), members
+
+
+def transfers_of(
+    kind: TransferKind, rank: jax.Array, operation: Handle, used: jax.Array, source: jax.Array, target: jax.Array
+) -> Transfers:
+    """The effect of an operation: its `used` [size] entries of `source` and `target` [size]."""
+    return Transfers(
+        kind=jnp.int32(kind),
+        rank=rank,
+        operation=masked(used, operation.operation),
+        generation=masked(used, operation.generation),
+        source=masked(used, source),
+        target=target,
+    )
 
 
 def ended(state: CacheState, members: Members, published: jax.Array) -> Finished:

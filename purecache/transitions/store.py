@@ -8,9 +8,16 @@ from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Column, Stored, Tier, TransferKind
 from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
-from purecache.transitions.operations import Handle, close_operation, ended, open_operation, storage_may_open
+from purecache.transitions.operations import (
+    Handle,
+    close_operation,
+    ended,
+    open_operation,
+    storage_may_open,
+    transfers_of,
+)
 from purecache.transitions.scans import number_of
-from purecache.transitions.vocabulary import Finished, NodeHandle, Status, Step, StoreBegun, Transfers
+from purecache.transitions.vocabulary import Finished, NodeHandle, Status, Step, StoreBegun
 from purecache.transitions.walk import ancestor, climb
 
 
@@ -55,14 +62,7 @@ def begin_store(state: CacheState, handle: NodeHandle, most: jax.Array, size: in
     state = lock_path(state, Tier.HOST, top)
     state = put(state, "nodes", (Column.STORED, nodes), Stored.WRITING)
     used = nodes != NONE
-    transfers = Transfers(
-        kind=jnp.int32(TransferKind.STORE),
-        rank=rank,
-        operation=masked(used, operation.operation),
-        generation=masked(used, operation.generation),
-        source=source,
-        target=nodes,
-    )
+    transfers = transfers_of(TransferKind.STORE, rank, operation, used, source, nodes)
     refusal = jnp.where(vacant, Status.NO_ROOM, Status.TABLE_FULL)
     status = jnp.where(number > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
     return Step(state, (transfers,), StoreBegun(jnp.where(live, status, Status.BAD_NODE), number, missing - number))

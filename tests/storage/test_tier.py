@@ -57,6 +57,16 @@ def stored(cache, tier, tokens, **space):
     assert tier.flush(90)
 
 
+def warmed(**options):
+    """A new cache and tier over a shelf that has ABCD from an earlier one."""
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, ABCD)
+    tier.detach()
+    cache, tier, _ = attached(shelf, **options)
+    return cache, tier, shelf
+
+
 def prefetched(tier, cache, tokens, **space):
     """Prefetch to the end; the tokens that came."""
     prefetch = tier.prefetch(tokens, **space)
@@ -114,11 +124,7 @@ def test_namespaces_and_records_do_not_meet_in_storage():
 
 @pytest.mark.parametrize(("breaks", "loaded"), [("flip", 0), ("second", 2), ("raise", 0)])
 def test_what_a_store_does_wrong_is_a_miss(breaks, loaded):
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf)
+    cache, tier, shelf = warmed()
     shelf.breaks = breaks
     assert prefetched(tier, cache, ABCD) == loaded
     assert cache.match(ABCD).length == loaded
@@ -154,11 +160,7 @@ def test_what_finds_no_buffer_is_stored_later():
 
 
 def test_the_rest_of_a_prompt_is_prefetched_below_what_is_cached():
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf)
+    cache, tier, _ = warmed()
     stored(cache, tier, ABCD[:4])
     assert prefetched(tier, cache, [*ABCD, 9, 9]) == 4
     check_bytes(cache, ABCD)
@@ -179,11 +181,7 @@ def test_what_was_cached_before_storage_came_gets_keys_and_is_stored():
 
 
 def test_end_policies_take_time_as_an_input():
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf, policy=EndPolicy.TIMEOUT, timeout_base=1.0, timeout_per_1024=1024.0)
+    cache, tier, shelf = warmed(policy=EndPolicy.TIMEOUT, timeout_base=1.0, timeout_per_1024=1024.0)
     prefetch = tier.prefetch(ABCD)
     assert tier.progress(prefetch, 100.0) is Progress.NOT_YET
     assert tier.progress(prefetch, 108.9) is Progress.NOT_YET
@@ -199,11 +197,7 @@ def test_end_policies_take_time_as_an_input():
 
 @pytest.mark.parametrize("ticks", range(6))
 def test_an_abort_at_any_point_returns_pages_buffers_and_budget(ticks):
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf, tokens_in_flight=8)
+    cache, tier, _ = warmed(tokens_in_flight=8)
     prefetch = tier.prefetch(ABCD)
     assert tier.prefetch([7] * 8).status == Status.NO_ROOM
     for _ in range(ticks):
@@ -240,11 +234,7 @@ def test_small_pages_are_warned_of():
 
 
 def test_the_caller_may_write_into_its_tokens():
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf)
+    cache, tier, _ = warmed()
     tokens = np.array(ABCD, np.int32)
     tier.prefetch(tokens)
     tokens[:] = 9
@@ -270,11 +260,7 @@ def test_host_pages_that_were_lost_are_not_stored():
 
 
 def test_pages_that_land_in_a_lost_host_memory_are_not_there():
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf)
+    cache, tier, _ = warmed()
     prefetch = tier.prefetch(ABCD)
     deadline = time.monotonic() + 90
     while not tier._reader._copies and prefetch.loaded == 0 and time.monotonic() < deadline:
@@ -324,11 +310,7 @@ def test_warm_leaves_nothing_to_compile():
 
 
 def test_a_reset_in_the_middle_leaves_nothing():
-    shelf = Shelf()
-    cache, tier, _ = attached(shelf)
-    stored(cache, tier, ABCD)
-    tier.detach()
-    cache, tier, _ = attached(shelf)
+    cache, tier, _ = warmed()
     serve(cache, [5, 5, 6, 6])
     settle(cache)
     cache.drain()

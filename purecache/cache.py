@@ -13,7 +13,7 @@ from purecache.namespaces import Namespace
 from purecache.programs import LANES, SMALLEST
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.laws import violations
-from purecache.state.layout import COUNTERS, Account, Tier
+from purecache.state.layout import COUNTERS, Account, Column, Scalar, Tier
 from purecache.transitions import Status
 
 
@@ -270,6 +270,21 @@ class PrefixCache:
         books = self._driver.books()
         totals = {name.name.lower(): int(books[name]) for name in COUNTERS}
         return totals | self._driver.plane.counters()
+
+    @property
+    def largest(self) -> int:
+        """Most pages that one call takes or gives."""
+        return self._programs.largest
+
+    @property
+    def clock(self) -> int:
+        """Clock of the state: handles of nodes carry the one at which they were good."""
+        return int(self._driver.books()[Scalar.CLOCK])
+
+    def columns(self, *columns: Column) -> list[np.ndarray]:
+        """Copies of some columns of the nodes, int32[rows] each."""
+        nodes, _ = self._driver.views()
+        return [np.array(nodes[column]) for column in columns]
 
     def violations(self) -> list[str]:
         """Every law that the current state breaks; none, if the cache is sound."""

@@ -9,6 +9,7 @@ import numpy as np
 from purecache.answers import Node
 from purecache.effects import Completion, Interpreter, Transfer
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.meshes import no_mesh
 from purecache.programs import Program, ProgramTable
 from purecache.state import NONE, CacheConfig, CacheState, as_jax, empty_state
 from purecache.state.laws import law_checker
@@ -100,10 +101,11 @@ class Driver:
         else:
             with DeferredInterrupts():
                 self._step(program, command)
-            program.called = True
+            program.settle()
         reply = self._carry_out()
         if self._check_laws:
-            law_checker()(self._state())
+            with no_mesh():
+                law_checker()(self._state())
         return reply
 
     def _step(self, program: Program, command: np.ndarray) -> None:

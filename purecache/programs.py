@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import purecache.transitions as t
+from purecache.meshes import no_mesh
 from purecache.state import NONE, CacheState
 from purecache.state.layout import Layout
 
@@ -125,7 +126,8 @@ class Program:
         command = jax.ShapeDtypeStruct((self._ends[-1],), np.int32)
         leaves, self._state = jax.tree.flatten(state)
         self._traced, self._whole = jax.jit(self._apply), jax.jit(self._transition)
-        _, effects, reply = self._traced.eval_shape(state, command)
+        with no_mesh():
+            _, effects, reply = self._traced.eval_shape(state, command)
         shapes, self._answer = jax.tree.flatten((effects, reply))
         # Numbers before arrays, so that reading them all is one operation.
         self._order = sorted(range(len(shapes)), key=lambda leaf: bool(shapes[leaf].shape))
@@ -136,9 +138,12 @@ class Program:
         self._cuts = [(start, end, leaf.shape) for start, end, leaf in zip(ends, ends[1:], arrays, strict=False)]
         self.called = False
         """Whether it ran before, so that a call of `run` takes the short way, which is one call of C++."""
-        # Compiled ahead of time to be examined; calling the jitted function finds that program, and is faster.
-        self.run = jax.jit(self._marked, donate_argnums=0, keep_unused=True)
-        self.compiled = self.run.lower(leaves, command).compile()
+        # Ahead of time: what a process sets later (a mesh, a default device) can't make it be traced again.
+        with no_mesh():
+            marked = jax.jit(self._marked, donate_argnums=0, keep_unused=True)
+            self.compiled = marked.lower(leaves, command).compile()
+        self.run: Callable[[list[Any], np.ndarray], tuple[list[Any], Any]] = self.compiled
+        """Leaves of the state, which are donated, and a command: leaves of the new state, and what `answer` reads."""
 
     def _apply(self, state: CacheState, command: jax.Array) -> Any:
         parts = [
@@ -158,6 +163,11 @@ class Program:
         if self._entry.small:
             answer = set_xla_metadata(answer, inlineable="false", xla_cpu_small_call="true")
         return leaves, answer
+
+    def settle(self) -> None:
+        """After the first call, leave out the Python around the call of C++: an interrupt in it could lose a state."""
+        self.run = getattr(self.compiled, "_call", None) or self.compiled
+        self.called = True
 
     def command(self, *arguments: Any) -> np.ndarray:
         """The arguments as one fresh int32 vector.

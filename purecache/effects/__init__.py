@@ -1,6 +1,23 @@
 """The data plane: device pools, host pages, and the copies between them. The only part that touches devices."""
 
 from purecache.effects.interpreter import Interpreter
-from purecache.effects.transfers import Completion, Gate, PoolGoneError, PoolLostError, Transfer, TransferKind
+from purecache.effects.transfers import (
+    Completion,
+    Gate,
+    PoolGoneError,
+    PoolLostError,
+    PoolOwner,
+    Transfer,
+    TransferKind,
+)
 
-__all__ = ["Completion", "Gate", "Interpreter", "PoolGoneError", "PoolLostError", "Transfer", "TransferKind"]
+__all__ = [
+    "Completion",
+    "Gate",
+    "Interpreter",
+    "PoolGoneError",
+    "PoolLostError",
+    "PoolOwner",
+    "Transfer",
+    "TransferKind",
+]

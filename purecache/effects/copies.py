@@ -4,14 +4,16 @@ Every copy is a dynamic slice, a move between memory spaces and a dynamic update
 the whole batch, and neither is supported on pinned host memory by every backend.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from purecache.effects.pools import Leaf
+from purecache.effects.pools import Leaf, PoolLayout
 
 Arrays = tuple[jax.Array, ...]
 Space = jax.memory.Space
@@ -56,6 +58,34 @@ def copy_from_slots(
 
     pages, done = lax.fori_loop(np.int32(0), count, body, (device, jnp.zeros((), jnp.int32)))
     return pages, _weighted(done)
+
+
+def within_shards(
+    copy: Callable[..., tuple[Arrays, jax.Array]], layout: PoolLayout, read: int, written: int
+) -> Callable[..., tuple[Arrays, jax.Array]]:
+    """`copy_to_slots` or `copy_from_slots` for arrays whose page axis is spread over devices, without moving pages
+    between them: every device copies the pages that it has, and all pages of a call are on one shard.
+
+    read, written: pages of the arrays on either side, over all shards. A program for the whole arrays would gather
+    all of them on every device. The second result has one entry per shard.
+    """
+    mesh, names = layout.leaves[0].host_sharding.mesh, layout.shards
+    specs = tuple(leaf.host_sharding.spec for leaf in layout.leaves)
+
+    def local(out: Arrays, given: Arrays, source: jax.Array, target: jax.Array, count: jax.Array) -> Any:
+        shard = lax.axis_index(names)
+        from_, to = (ids - shard * (pages // layout.shard_count) for ids, pages in ((source, read), (target, written)))
+        mine = (from_[0] >= 0) & (from_[0] < read // layout.shard_count)
+        arrays, done = copy(out, given, from_, to, jnp.where(mine, count, 0))
+        return arrays, done[None]
+
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(specs, specs, PartitionSpec(), PartitionSpec(), PartitionSpec()),
+        out_specs=(specs, PartitionSpec(names)),
+        check_vma=False,
+    )
 
 
 def split_pages(

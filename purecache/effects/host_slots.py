@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from purecache.effects.copies import copy_from_slots, copy_to_slots
+from purecache.effects.copies import copy_from_slots, copy_to_slots, within_shards
 from purecache.effects.host_tier import Arrays
 from purecache.effects.pools import PoolLayout, any_deleted, zero_host_pool
 from purecache.effects.programs import Program, ProgramTable, shape_of
@@ -107,6 +107,9 @@ class HostSlots:
         device = tuple(shape_of(shape, leaf.dtype, leaf.sharding) for shape, leaf in zip(shapes, leaves, strict=True))
         ids, count = shape_of((self._batch,), np.int32), shape_of((), np.int32)
         written, read = (host, device) if backup else (device, host)
-        function = partial(copy_to_slots if backup else copy_from_slots, leaves=leaves)
-        out = (tuple(array.sharding for array in written), None)
+        function: Callable[..., Any] = partial(copy_to_slots if backup else copy_from_slots, leaves=leaves)
+        if self._layout.shards:
+            pages = (shapes[0][leaves[0].axis], len(self.valid))
+            function = within_shards(function, self._layout, *(pages if backup else pages[::-1]))
+        out = (tuple(leaf.host_sharding if backup else leaf.sharding for leaf in leaves), None)
         return jax.jit(function, donate_argnums=0, out_shardings=out).lower(written, read, ids, ids, count)

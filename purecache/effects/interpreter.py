@@ -1,6 +1,7 @@
 """The interpreter of transfers: owns the device pool and the host pages, dispatches copies, reports completions."""
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from purecache.effects.host_tier import HostTier
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.effects.pools import any_deleted, describe
 from purecache.effects.staged import StagedPages
-from purecache.effects.transfers import Completion, Gate, PoolGoneError, PoolLostError, Transfer
+from purecache.effects.transfers import Completion, Gate, PoolGoneError, PoolLostError, PoolOwner, Transfer
 from purecache.transitions import TransferKind
 
 _FORMS: dict[str, Callable[..., HostTier]] = {"slots": HostSlots, "arrays": HostArrays}
@@ -64,6 +65,7 @@ class Interpreter:
         host_form: Literal["slots", "arrays"] = "slots",
         batch_pages: int = 64,
         gate: Gate | None = None,
+        owner: PoolOwner | None = None,
     ) -> None:
         """Take over `pool` and make room for the host pages.
 
@@ -71,7 +73,8 @@ class Interpreter:
             ranks * device_pages pages. Page p of rank r is index r * device_pages + p, on the host r * host_pages + p.
         host_pages, device_pages: per rank. host_form: "slots", one preallocated array per leaf, or "arrays", separate
             arrays per page, whose memory goes back when pages are dropped. batch_pages: most pages per program
-            ("arrays" takes fewer for a pool of many leaves).
+            ("arrays" takes fewer for a pool of many leaves). owner: who keeps the pool, if somebody else does: it is
+            asked for it before every transfer, and a pool that it can't give is a miss. Else assign to `pool`.
         Raises ValueError for a pool or number that does not fit.
         """
         self._device_pages = positive("device_pages", device_pages)
@@ -79,11 +82,14 @@ class Interpreter:
         self._ranks = positive("ranks", ranks)
         if host_form not in _FORMS:
             raise ValueError(f"host_form is {host_form!r}, expected one of {sorted(_FORMS)}")
-        self._layout = describe(pool, page_axis, ranks * device_pages)
-        self._leaves: tuple[jax.Array, ...] | None = self._layout.flatten(pool)
+        self._layout = describe(pool, page_axis, ranks * device_pages, ranks)
+        leaves = self._layout.flatten(pool)
+        self._leaves: tuple[jax.Array, ...] | None = leaves if owner is None else None
+        """The arrays of the pool; with an owner, only while a transfer is started."""
         self._tier = _FORMS[host_form](self._layout, ranks * host_pages, positive("batch_pages", batch_pages))
         self._batch_pages = batch_pages
         self._gate = Gate() if gate is None else gate
+        self._owner = owner
         self._flights: dict[TransferKind, deque[_Flight]] = {kind: deque() for kind in TransferKind}
         self._started = 0
         self._thread: int | None = None
@@ -93,9 +99,12 @@ class Interpreter:
     def pool(self) -> Any:
         """The device pool. Take it anew after every `start`; put the result of a donating step back by assignment.
 
-        Reading raises PoolLostError after a failed load back took the pool along. Assigning raises ValueError for
-        another structure, shape, dtype or placement, PoolGoneError for deleted arrays; the old pool is kept then.
+        With an `owner`, it is the owner's pool that is read and replaced. Reading raises PoolLostError after a failed
+        load back took the pool along. Assigning raises ValueError for another structure, shape, dtype or placement,
+        PoolGoneError for deleted arrays; the old pool is kept then.
         """
+        if self._owner is not None:
+            return self._owner.take()
         if self._leaves is None:
             raise PoolLostError(
                 "a load back failed while it owned the device pool, every device page is gone:"
@@ -105,7 +114,11 @@ class Interpreter:
 
     @pool.setter
     def pool(self, pool: Any) -> None:
-        self._leaves = self._layout.flatten(pool)
+        leaves = self._layout.flatten(pool)
+        if self._owner is None:
+            self._leaves = leaves
+        else:
+            self._owner.put(pool)
 
     @property
     def page_bytes(self) -> int:
@@ -127,10 +140,29 @@ class Interpreter:
         """
         self._check_thread()
         transfer = checked_transfer(transfer, self._ranks, self._device_pages, self._host_pages)
-        if self._leaves is not None and any_deleted(self._leaves):
-            raise PoolGoneError(
-                "the device pool was donated to a step: assign the pool that came out of it before `start`"
-            )
+        if self._owner is None:
+            if self._leaves is not None and any_deleted(self._leaves):
+                raise PoolGoneError(
+                    "the device pool was donated to a step: assign the pool that came out of it before `start`"
+                )
+            self._begin(transfer)
+            return
+        with self._owner.access():
+            self._leaves = self._borrowed(self._owner)
+            self._begin(transfer)
+            if transfer.kind is TransferKind.LOAD_BACK and self._leaves is not None:
+                self._owner.put(jax.tree.unflatten(self._layout.treedef, self._leaves))
+            self._leaves = None
+
+    def _borrowed(self, owner: PoolOwner) -> tuple[jax.Array, ...] | None:
+        """The arrays of the owner's pool; None, which fails every page of a transfer, if they can't be used."""
+        try:
+            return self._layout.flatten(owner.take())
+        except (ValueError, PoolGoneError) as error:
+            warnings.warn(f"pages are not copied, because the device pool can't be used: {error}", stacklevel=2)
+            return None
+
+    def _begin(self, transfer: Transfer) -> None:
         flight = _Flight(self._started, transfer, np.zeros(len(transfer.target), bool))
         self._started += 1
         with DeferredInterrupts():

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from purecache.effects.transfers import PoolGoneError
+from purecache.meshes import automatic, no_mesh
 
 _EXACT_ON_CPU = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 
@@ -58,6 +59,15 @@ class PoolLayout:
     """One per array, in flattening order."""
     on_cpu: bool
     """Whether the pool lives on the CPU backend."""
+    shards: tuple[str, ...] = ()
+    """Axes of the mesh that the page axis of every leaf is spread over, if each rank's pages are on one shard of it:
+    copies of a rank then stay within a shard. Elsewhere () and the compiler moves what has to be moved."""
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the page axis; 1 without `shards`."""
+        mesh = self.leaves[0].host_sharding.mesh
+        return math.prod(mesh.shape[name] for name in self.shards)
 
     @property
     def page_bytes(self) -> int:
@@ -75,8 +85,9 @@ class PoolLayout:
         return tuple(_checked(array, leaf) for array, leaf in zip(flat, self.leaves, strict=True))
 
 
-def describe(pool: Any, page_axis: Any, pages: int) -> PoolLayout:
-    """The layout of `pool`: arrays whose axis `page_axis` (an int, or a pytree prefix of ints) holds >= `pages` pages.
+def describe(pool: Any, page_axis: Any, pages: int, ranks: int = 1) -> PoolLayout:
+    """The layout of `pool`: arrays whose axis `page_axis` (an int, or a pytree prefix of ints) holds >= `pages` pages,
+    those of `ranks` ranks.
 
     Raises ValueError for an empty pool, a leaf without that axis or with too few pages, and dtypes below one byte.
     """
@@ -91,7 +102,24 @@ def describe(pool: Any, page_axis: Any, pages: int) -> PoolLayout:
         _leaf(f"pool{jax.tree_util.keystr(path)}", array, axis, pages)
         for (path, array), axis in zip(flat, axes, strict=True)
     )
-    return PoolLayout(treedef, leaves, all(d.platform == "cpu" for leaf in leaves for d in leaf.sharding.device_set))
+    on_cpu = all(d.platform == "cpu" for leaf in leaves for d in leaf.sharding.device_set)
+    return PoolLayout(treedef, leaves, on_cpu, _shards(leaves, pages, ranks))
+
+
+def _shards(leaves: Sequence[Leaf], pages: int, ranks: int) -> tuple[str, ...]:
+    """See `PoolLayout.shards`."""
+    found = {(leaf.host_sharding.mesh, _axes(leaf.host_sharding, leaf.axis)) for leaf in leaves}
+    if len(found) != 1 or any(leaf.shape[leaf.axis] != pages for leaf in leaves):
+        return ()
+    mesh, names = found.pop()
+    count = math.prod(mesh.shape[name] for name in names)
+    return names if count > 1 and ranks % count == 0 else ()
+
+
+def _axes(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
+    """Axes of the mesh that an array's axis is spread over."""
+    names = sharding.spec[axis] if axis < len(sharding.spec) else None
+    return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def zero_host_pool(layout: PoolLayout, pages: int) -> tuple[jax.Array, ...]:
@@ -100,7 +128,8 @@ def zero_host_pool(layout: PoolLayout, pages: int) -> tuple[jax.Array, ...]:
     # program, and one with a SingleDeviceSharding is typed as device memory inside jit.
     shardings = tuple(leaf.host_sharding for leaf in layout.leaves)
     shapes = [(leaf.with_pages(pages), leaf.carrier) for leaf in layout.leaves]
-    return jax.jit(lambda: tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes), out_shardings=shardings)()
+    with no_mesh():
+        return jax.jit(lambda: tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes), out_shardings=shardings)()
 
 
 def any_deleted(arrays: Sequence[jax.Array]) -> bool:
@@ -134,7 +163,7 @@ def _carrier(dtype: np.dtype, on_cpu: bool) -> np.dtype:
 
 def _pinned(name: str, sharding: Sharding) -> NamedSharding:
     if isinstance(sharding, NamedSharding):
-        return sharding.with_memory_kind("pinned_host")
+        return automatic(sharding).with_memory_kind("pinned_host")  # type: ignore[union-attr]
     if len(sharding.device_set) > 1:
         raise ValueError(f"{name} is spread over devices by a {type(sharding).__name__}: use a NamedSharding")
     mesh = Mesh(np.array(list(sharding.device_set)), ("device",))

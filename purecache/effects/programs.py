@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from purecache.effects.pools import Leaf
+from purecache.meshes import automatic, no_mesh
 
 # What may yield a pool-sized result without touching more than a page: passing it on, or updating a slice in place.
 _IN_PLACE = {
@@ -70,7 +71,8 @@ class ProgramTable:
         """The program of that name and variant; `lower()` gives its lowered form if it is not compiled yet."""
         program = self._programs.get((name, variant))
         if program is None:
-            compiled = lower().compile(compiler_options=self._options)
+            with no_mesh():
+                compiled = lower().compile(compiler_options=self._options)
             found = pool_sized_instructions(compiled.as_text(), self._pool_sizes)
             program = self._programs[name, variant] = Program(name, variant, compiled, found)
             if found and self._on_cpu:
@@ -101,7 +103,7 @@ def pool_sized_instructions(text: str, sizes: set[int]) -> tuple[str, ...]:
 
 def shape_of(shape: tuple[int, ...], dtype: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
     """An argument to lower with."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=automatic(sharding))
 
 
 def _compiler_options(leaves: Sequence[Leaf]) -> dict[str, str] | None:

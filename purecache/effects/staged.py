@@ -16,6 +16,7 @@ import numpy as np
 
 from purecache.effects.host_tier import Arrays, HostTier
 from purecache.effects.pools import Leaf, PoolLayout
+from purecache.meshes import no_mesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,10 @@ class StagedPages:
             shape = (*leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :])
             if not -len(shape) <= head_axis < len(shape) or shape[head_axis] % parts:
                 raise ValueError(f"{leaf.name}: a page of shape {shape} has no {parts} equal parts on axis {head_axis}")
-        shapes = [(leaf.with_pages(batch), leaf.dtype) for leaf in layout.leaves]
+        # A batch for every shard of the pool, of which a copy uses one: pages don't move between devices.
+        self._rows = batch * layout.shard_count
+        self._shard_pages = len(tier.valid) // layout.shard_count
+        shapes = [(leaf.with_pages(self._rows), leaf.dtype) for leaf in layout.leaves]
         shardings = tuple(leaf.sharding for leaf in layout.leaves)
         self._empty = jax.jit(lambda: tuple(jnp.zeros(*shape) for shape in shapes), out_shardings=shardings)
 
@@ -70,23 +74,23 @@ class StagedPages:
 
     def warm(self) -> None:
         """Compile the copies of both directions."""
-        self._tier.prepare(self._empty())
+        self._tier.prepare(self._zeros())
 
-    def read(self, pages: np.ndarray) -> list[tuple[np.ndarray, Arrays]]:
-        """Dispatch the copy of host pages (global ids); returns parts: positions in `pages`, and arrays for `bytes_of`.
+    def read(self, pages: np.ndarray) -> list[tuple[np.ndarray, Arrays, int]]:
+        """Dispatch the copy of host pages (global ids); returns parts: positions in `pages`, and for `bytes_of` the
+        arrays and the place of the first one in them.
 
         May raise anything; then nothing was read.
         """
-        parts, first = [], 0
-        for size in self._cut(len(pages)):
-            where = np.arange(first, first + size)
-            target = np.arange(size, dtype=np.int32)
-            parts.append((where, self._tier.load_back(self._empty(), pages[where], target)))
-            first += size
+        parts = []
+        for where, first in self._cut(pages):
+            target = np.arange(first, first + len(where), dtype=np.int32)
+            parts.append((where, self._tier.load_back(self._zeros(), pages[where], target), first))
         return parts
 
     def bytes_of(self, arrays: Arrays, place: int, rows: Sequence[np.ndarray]) -> None:
-        """Write page `place` of a part that is ready into its rows, uint8[row_bytes]. Raises if its copy failed."""
+        """Write the page at `place` of a part that is ready into its rows, uint8[row_bytes]. Raises if its copy
+        failed."""
         start = 0
         for array, leaf in zip(arrays, self._layout.leaves, strict=True):
             start = self._each_row(leaf, np.moveaxis(np.asarray(array), leaf.axis, 0)[place], rows, start, read=True)
@@ -98,14 +102,12 @@ class StagedPages:
 
         The rows are copied before this returns. May raise anything; then no page holds what it should.
         """
-        parts, first = [], 0
-        for size in self._cut(len(pages)):
-            where = np.arange(first, first + size)
-            arrays = self._arrays_of([rows[row] for row in where.tolist()])
-            source = np.arange(size, dtype=np.int32)
+        parts = []
+        for where, first in self._cut(pages):
+            arrays = self._arrays_of([rows[row] for row in where.tolist()], first)
+            source = np.arange(first, first + len(where), dtype=np.int32)
             token = self._tier.backup(arrays, source, pages[where])
             parts.append(Part(where, pages[where], token, self._tier.epoch))
-            first += size
         return parts
 
     def landed(self, part: Part) -> bool:
@@ -118,10 +120,19 @@ class StagedPages:
             return False
         return part.epoch == self._tier.epoch
 
-    def _cut(self, count: int) -> list[int]:
-        full, rest = divmod(count, self._batch)
-        batches = [self._batch] * full + [rest] * (rest > 0)
-        return [size for batch in batches for size in self._tier.sizes(batch)]
+    def _zeros(self) -> Arrays:
+        with no_mesh():
+            return self._empty()
+
+    def _cut(self, pages: np.ndarray) -> list[tuple[np.ndarray, int]]:
+        """Positions in `pages` for each copy, all of one shard, and the row of the staged arrays where they begin."""
+        cuts, shards = [], pages // self._shard_pages
+        for shard in np.unique(shards).tolist():
+            inside = np.flatnonzero(shards == shard)
+            for batch in np.split(inside, range(self._batch, len(inside), self._batch)):
+                ends = np.cumsum(self._tier.sizes(len(batch)))[:-1]
+                cuts += [(where, shard * self._batch) for where in np.split(batch, ends)]
+        return cuts
 
     def _each_row(self, leaf: Leaf, page: np.ndarray, rows: Sequence[np.ndarray], start: int, read: bool) -> int:
         """Copy between the page of a leaf and its place in the rows; returns where the next leaf begins."""
@@ -135,13 +146,13 @@ class StagedPages:
                 piece[...] = inside
         return start + size
 
-    def _arrays_of(self, rows: Sequence[Sequence[np.ndarray]]) -> Arrays:
+    def _arrays_of(self, rows: Sequence[Sequence[np.ndarray]], first: int) -> Arrays:
         arrays, start = [], 0
         for leaf in self._layout.leaves:
             # Fresh memory, which nobody writes again: the CPU backend may alias what it is given.
-            block = np.empty((self._batch, *leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
+            block = np.empty((self._rows, *leaf.shape[: leaf.axis], *leaf.shape[leaf.axis + 1 :]), leaf.dtype)
             after = start
-            for place, page in enumerate(rows):
+            for place, page in enumerate(rows, first):
                 after = self._each_row(leaf, block[place], page, start, read=False)
             arrays.append(jax.device_put(np.ascontiguousarray(np.moveaxis(block, 0, leaf.axis)), leaf.sharding))
             start = after

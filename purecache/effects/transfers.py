@@ -1,6 +1,8 @@
 """What goes into the data plane and what comes out: transfers, completions, the hook for tests, and the two errors."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +15,22 @@ class PoolGoneError(RuntimeError):
 
 class PoolLostError(RuntimeError):
     """A load back failed while it owned the device pool, so the contents of every device page are gone."""
+
+
+class PoolOwner(Protocol):
+    """Who keeps the device pool, if it is not the interpreter: an engine whose steps donate it."""
+
+    def access(self) -> AbstractContextManager[object]:
+        """Inside, nobody else donates the pool. Waits for a step that is just being dispatched, not for its end."""
+        ...
+
+    def take(self) -> Any:
+        """The pool as it is now."""
+        ...
+
+    def put(self, pool: Any) -> None:
+        """Keep this one from now on; the one that was taken has been donated."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

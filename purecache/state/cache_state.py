@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from purecache.meshes import no_mesh
 from purecache.state.config import RULES, CacheConfig, Policy, WritePolicy
 from purecache.state.layout import (
     FREE,
+    LENT,
     LOCKS,
     NONE,
     TIERS,
@@ -88,14 +90,27 @@ def empty_state(config: CacheConfig) -> CacheState:
     books[Scalar.WRITE_BACK] = config.write == WritePolicy.WRITE_BACK and config.host_pages > 0
     books[Scalar.BACKUP_HITS] = config.backup_hits
     books[Scalar.LOAD_BACK_TOKENS] = config.load_back_threshold
+    if config.external_pages:
+        books[Scalar.EXTERNAL] = 1
+        _lend_all(layout, arrays["shelves"], books)
     keys = np.random.default_rng(config.seed).integers(0, 2**32, layout.page_size + 5, np.uint32) | 1
     books[layout.hash_keys :] = keys.view(np.int32)
     return CacheState(**arrays, layout=layout)  # type: ignore[arg-type]
 
 
+def _lend_all(layout: Layout, shelves: np.ndarray, books: np.ndarray) -> None:
+    """Mark every device page as lent; what stands in an empty free-list is never read."""
+    size = layout.capacity(Tier.DEVICE)
+    for rank in range(layout.ranks * layout.pools):
+        first = layout.shelf(Tier.DEVICE) + rank * size
+        shelves[Shelf.OWNERS, first : first + size] = LENT
+        books[layout.account(Account.FREE, Tier.DEVICE, rank)] = 0
+        books[layout.account(Account.LENT, Tier.DEVICE, rank)] = size
+
+
 def as_jax(state: CacheState, device: Any = None) -> CacheState:
     """The state as JAX arrays on `device`, copied: a transition may donate them without touching the original."""
-    with jax.default_device(device):
+    with jax.default_device(device), no_mesh():
         copied = jax.tree.map(lambda array: jnp.array(array, copy=True), state)
     # Committed, so that calls find the programs that were compiled for arrays on this device.
     return copied if device is None else jax.device_put(copied, device)

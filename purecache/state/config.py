@@ -66,6 +66,9 @@ class CacheConfig:
     load_back_threshold: in tokens; shorter prefixes on host are computed again.
     bigrams: key the cache by pairs of neighbouring tokens (EAGLE), so that n tokens have n - 1 entries.
     levels: lists that LFU and PRIORITY sort pages into. seed: of the hash table, which is secret.
+    backup_threshold: uses from which a page is copied to host, instead of those of the write policy.
+    external_pages: an allocator outside the cache (a scheduler's own) hands out the device pages. What is not in the
+    tree is lent then, from the start and after a reset, and so is what a request leaves behind.
     """
 
     page_size: int
@@ -80,6 +83,8 @@ class CacheConfig:
     max_operations: int = 256
     max_receipts: int = 4096
     seed: int = 0
+    backup_threshold: int | None = None
+    external_pages: bool = False
 
     def __post_init__(self) -> None:
         """Check every value; turn names of policies into members."""
@@ -88,7 +93,7 @@ class CacheConfig:
         least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("policy", "write", "bigrams"):
+            if field.name in ("policy", "write", "bigrams", "external_pages") or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{field.name} must be an int, got {value!r}")
@@ -134,4 +139,5 @@ class CacheConfig:
     @property
     def backup_hits(self) -> int:
         """Hits from which an insert backs a page up; 0 means only at eviction, or never without L2."""
-        return BACKUP_HITS[WritePolicy(self.write)] if self.host_pages else 0
+        hits = BACKUP_HITS[WritePolicy(self.write)] if self.host_pages else 0
+        return self.backup_threshold if hits and self.backup_threshold is not None else hits

@@ -147,28 +147,30 @@ class Scalar(enum.IntEnum):
     """The entries of locked pages stay; else they are dropped, and listed again at unlock."""
     ALWAYS_NEXT = 11
     """A page that becomes a leaf takes its child's place even if it is listed."""
-    MATCHED_DEVICE_PAGES = 12
-    MATCHED_HOST_PAGES = 13
-    MATCHED_MISS_PAGES = 14
-    INSERTED_PAGES = 15
-    DUPLICATE_PAGES = 16
-    EVICTED_DEVICE_PAGES = 17
-    EVICTED_HOST_PAGES = 18
-    DROPPED_PAGES = 19
+    EXTERNAL = 12
+    """The device pages outside the tree belong to an allocator outside the cache: none is freed, all are lent."""
+    MATCHED_DEVICE_PAGES = 13
+    MATCHED_HOST_PAGES = 14
+    MATCHED_MISS_PAGES = 15
+    INSERTED_PAGES = 16
+    DUPLICATE_PAGES = 17
+    EVICTED_DEVICE_PAGES = 18
+    EVICTED_HOST_PAGES = 19
+    DROPPED_PAGES = 20
     """Device pages evicted without a copy on host."""
-    BACKUP_PAGES = 20
-    BACKUP_FAILED_PAGES = 21
-    BACKUP_REFUSED_PAGES = 22
-    LOADED_PAGES = 23
-    LOAD_FAILED_PAGES = 24
-    LOADS_REFUSED = 25
-    STALE_COMPLETIONS = 26
-    STORED_PAGES = 27
-    STORE_FAILED_PAGES = 28
-    STORES_REFUSED = 29
-    PREFETCHED_PAGES = 30
-    PREFETCH_FAILED_PAGES = 31
-    PREFETCHES_REFUSED = 32
+    BACKUP_PAGES = 21
+    BACKUP_FAILED_PAGES = 22
+    BACKUP_REFUSED_PAGES = 23
+    LOADED_PAGES = 24
+    LOAD_FAILED_PAGES = 25
+    LOADS_REFUSED = 26
+    STALE_COMPLETIONS = 27
+    STORED_PAGES = 28
+    STORE_FAILED_PAGES = 29
+    STORES_REFUSED = 30
+    PREFETCHED_PAGES = 31
+    PREFETCH_FAILED_PAGES = 32
+    PREFETCHES_REFUSED = 33
 
 
 COUNTERS = tuple(name for name in Scalar if name >= Scalar.MATCHED_DEVICE_PAGES)

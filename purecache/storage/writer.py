@@ -25,8 +25,8 @@ class _Write:
     """bool[n]: pages of the operation that host has; what follows is of those."""
     names: list[str]
     slots: list[int]
-    parts: list[tuple[np.ndarray, Any]]
-    """Of the copy from host: positions, and the arrays that will hold those pages."""
+    parts: list[tuple[np.ndarray, Any, int]]
+    """Of the copy from host: positions, the arrays that will hold those pages, and the place of the first in them."""
 
 
 class Writer:
@@ -68,7 +68,7 @@ class Writer:
             self._end(*operation)
         waiting = []
         for write in self._reading:
-            if all(_ready(arrays) for _, arrays in write.parts):
+            if all(_ready(arrays) for _, arrays, _ in write.parts):
                 self._put(write)
             else:
                 waiting.append(write)
@@ -108,8 +108,8 @@ class Writer:
 
     def _put(self, write: _Write) -> None:
         try:
-            for where, arrays in write.parts:
-                for place, position in enumerate(where.tolist()):
+            for where, arrays, first in write.parts:
+                for place, position in enumerate(where.tolist(), first):
                     self._staged.bytes_of(arrays, place, self._ring.rows(write.slots[position]))
         except Exception:  # the copy failed while it ran
             self._give_up(write)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import FREE, LENT, Account, Shelf, Tier
+from purecache.state.layout import FREE, LENT, Account, Scalar, Shelf, Tier
 from purecache.transitions.columns import book, count, look, masked, when
 from purecache.transitions.evict import evict_device_pages
 from purecache.transitions.pages import free_count, give_pages, own_pages, owner_index, take_pages
@@ -48,6 +48,12 @@ def give_back(state: CacheState, rank: jax.Array, pages: jax.Array) -> CacheStat
         return give_pages(book(state, Account.LENT, Tier.DEVICE, rank, -number), Tier.DEVICE, rank, pages)
 
     return when(number > 0, give, state)
+
+
+def hand_back(state: CacheState, rank: jax.Array, pages: jax.Array) -> CacheState:
+    """`give_back` of what a request leaves behind; pages of an allocator outside stay lent, for the caller to free."""
+    mine = state.books[Scalar.EXTERNAL] == 0
+    return give_back(state, rank, masked(mine, pages))
 
 
 def allocate(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Lent]:

@@ -7,7 +7,7 @@ from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Ledger, Scalar, Tier
 from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.insert import Offer, insert_if
-from purecache.transitions.lend import all_lent_once, give_back
+from purecache.transitions.lend import all_lent_once, hand_back
 from purecache.transitions.locks import ReceiptHandle, is_good, issue, lock_path, redeem, unlock_path
 from purecache.transitions.match import match_if
 from purecache.transitions.vocabulary import Admitted, Inserted, Locked, Released, Status, Step
@@ -40,7 +40,7 @@ def finish(state: CacheState, prompt: Prompt, offer: Offer, receipt: ReceiptHand
     index = jnp.arange(offer.pages.shape[0], dtype=jnp.int32)
     taken = jnp.pad(reply.duplicates, (0, len(index) - len(reply.duplicates)), constant_values=NONE)
     leftover = jnp.where(index < reply.length, taken, offer.pages)
-    state = give_back(state, prompt.rank, masked(ok, leftover))
+    state = hand_back(state, prompt.rank, masked(ok, leftover))
     return Step(unlock_path(state, Tier.DEVICE, node), (), reply)
 
 
@@ -55,7 +55,7 @@ def abort(state: CacheState, rank: jax.Array, pages: jax.Array, receipt: Receipt
     state, lent = all_lent_once(state, rank, pages)
     ok = good_rank & known & lent
     state, node = redeem(count(state, CLOCK=ok), receipt, ok)
-    state = give_back(state, rank, masked(ok, pages))
+    state = hand_back(state, rank, masked(ok, pages))
     state = unlock_path(state, Tier.DEVICE, node)
     status = jnp.where(good_rank, jnp.where(lent, Status.OK, Status.BAD_PAGE), Status.BAD_RANK)
     return Step(state, (), Released(jnp.where(known, status, Status.BAD_RECEIPT)))
@@ -70,7 +70,7 @@ def checkpoint(state: CacheState, prompt: Prompt, offer: Offer, receipt: Receipt
     state, known = look(state, is_good, receipt)
     state, reply = insert_if(state, prompt, offer, known)
     ok = reply.status == Status.OK
-    state = give_back(state, prompt.rank, reply.duplicates)
+    state = hand_back(state, prompt.rank, reply.duplicates)
     state, old = look(state, lambda state: state.ledger[Ledger.RECEIPT_NODE, jnp.where(ok, receipt.receipt, 0)])
     state = lock_path(state, Tier.DEVICE, masked(ok, reply.node))
     state = unlock_path(state, Tier.DEVICE, masked(ok, old))

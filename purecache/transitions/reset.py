@@ -3,18 +3,22 @@
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState, empty_arrays
-from purecache.state.layout import FREE, LENT, TIERS, Account, Ledger, Scalar, Shelf
+from purecache.state.layout import FREE, LENT, TIERS, Account, Ledger, Scalar, Shelf, Tier
 from purecache.transitions.vocabulary import ResetDone, Step
 
 
 def reset(state: CacheState) -> Step[ResetDone]:
     """Empty the tree. Pages that requests hold stay lent to them; receipts and unfinished operations become stale.
 
+    With an allocator outside the cache, all device pages are lent then.
+
     The one transition whose work is proportional to the capacity.
     """
     layout = state.layout
     arrays = {name: jnp.asarray(array) for name, array in empty_arrays(layout).items()}
     lent = state.shelves[Shelf.OWNERS] == LENT
+    on_device = jnp.arange(layout.shelf_length) < layout.shelf(Tier.HOST)
+    lent |= on_device & (state.books[Scalar.EXTERNAL] > 0)
     fresh = arrays["books"]
     books = state.books.at[Scalar.CLOCK].add(1).at[layout.account(0, 0, 0) : layout.hash_keys].set(0)
     books = jnp.where(jnp.arange(layout.books) < Scalar.POLICY, fresh.at[Scalar.CLOCK].set(books[Scalar.CLOCK]), books)

@@ -1,0 +1,210 @@
+"""Putting purecache in the place of sglang-jax's prefix cache: the factory, and where it is hooked in.
+
+sglang-jax has no registration: what can be replaced is the factory that `create_tree_cache` looks up by name, and
+`init_hicache`, which insists on its own class. Storage needs two more places, since that scheduler knows none.
+"""
+
+import functools
+import hashlib
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from purecache.adapters.build import KVCacheBuildResult, build_kv_cache
+from purecache.adapters.build_choice import Choice
+from purecache.adapters.build_pools import DevicePool
+from purecache.adapters.scheduler_pool import SchedulerPool
+from purecache.adapters.sglang_jax_cache import SglangJaxCache
+from purecache.state import CacheConfig
+from purecache.storage.tier import StorageOptions
+from purecache.stores.envelope import TRAILER
+from purecache.stores.names import ObjectRecord
+from purecache.stores.registry import open_store
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What sglang-jax has no arguments for.
+
+    store: of the storage tier, as `open_store` takes it (None: no storage); it needs HiCache on. revision: of the
+    weights, part of the names in storage (default: `--revision`, or else a digest of the files of a local model).
+    storage: bounds and policies. load_back_threshold: tokens on host below which computing again is quicker. warm:
+    compile for so many tokens before serving (default: as long as a request can be, unless `--disable-precompile`).
+    check_laws: check every law after every call (slow).
+    """
+
+    store: str | None = None
+    revision: str | None = None
+    storage: StorageOptions | None = None
+    load_back_threshold: int = 10
+    warm: int | None = None
+    check_laws: bool = False
+
+
+class _Arguments:
+    """A server's arguments, and those that it has none for."""
+
+    def __init__(self, arguments: Any, **more: Any) -> None:
+        self._arguments = arguments
+        self.__dict__.update(more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arguments, name)
+
+
+_undo: list[Callable[[], None]] = []
+
+
+def install(options: Options | None = None) -> None:
+    """Make every sglang-jax engine of this process build its prefix cache here. Call it before the engine is made.
+
+    Calling it again replaces the options. Raises ImportError without sglang-jax.
+    """
+    uninstall()
+    options = options or Options()
+    registry = importlib.import_module("sgl_jax.srt.mem_cache.registry")
+    builder = importlib.import_module("sgl_jax.srt.mem_cache.kv_cache_builder")
+    base = importlib.import_module("sgl_jax.srt.mem_cache.base_prefix_cache")
+    base.BasePrefixCache.register(SglangJaxCache)
+    own_factory, own_hicache = registry.default_radix_cache_factory, builder.init_hicache
+
+    def factory(context: Any) -> Any:
+        return build(context, own_factory, options).tree_cache
+
+    def init_hicache(cache: Any, *arguments: Any) -> None:
+        if not isinstance(cache, SglangJaxCache):  # ours has been given its host memory by the factory
+            own_hicache(cache, *arguments)
+
+    _replace(registry, "default_radix_cache_factory", factory)
+    _replace(builder, "init_hicache", init_hicache)
+    if options.store is not None:
+        _hold_requests()
+
+
+def uninstall() -> None:
+    """Undo `install`. Engines that were built keep their cache."""
+    while _undo:
+        _undo.pop()()
+
+
+def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> KVCacheBuildResult:
+    """The cache for a `TreeCacheBuildContext` of sglang-jax. Raises what `build_kv_cache` raises."""
+    params, arguments = context.params, context.server_args
+
+    def make_tree(config: CacheConfig, pool: DevicePool, choice: Choice) -> SglangJaxCache:
+        kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
+
+        def make_plane(barrier: Callable[[], Any]) -> Any:
+            return pool.interpreter(config, owner=SchedulerPool(kv_pool, list(pool.arrays), barrier))
+
+        cache = SglangJaxCache(
+            params.req_to_token_pool,
+            params.token_to_kv_pool_allocator,
+            config=config,
+            make_plane=make_plane,
+            check_laws=options.check_laws,
+        )
+        if options.store is not None:
+            _attach(cache, options, context, pool)
+        _warm(cache, options, arguments)
+        return cache
+
+    result = build_kv_cache(
+        _Arguments(arguments, load_back_threshold=options.load_back_threshold),
+        req_to_token_pool=params.req_to_token_pool,
+        token_to_kv_pool_allocator=params.token_to_kv_pool_allocator,
+        make_tree=make_tree,
+        make_own=lambda choice: own_factory(context),
+        environment=os.environ,
+        is_eagle=params.is_eagle,
+        hybrid_swa=context.is_hybrid_swa,
+        hybrid_recurrent=context.is_hybrid_recurrent,
+        sliding_window_size=params.sliding_window_size,
+    )
+    logger.info("purecache: %s, %s", result.choice.kind, result.config)
+    return result
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    _undo.append(functools.partial(setattr, owner, name, old))
+
+
+def _warm(cache: SglangJaxCache, options: Options, arguments: Any) -> None:
+    tokens = options.warm
+    if tokens is None:
+        most = (cache.cache.config.device_pages - 1) * cache.page_size
+        longest = getattr(arguments, "context_length", None) or getattr(arguments, "max_seq_len", None) or most
+        tokens = 0 if getattr(arguments, "disable_precompile", False) else min(longest, most)
+    if tokens > 0 and not cache.disable:
+        cache.warm(tokens, lambda done, total, name: logger.info("purecache: compiled %s, %d of %d", name, done, total))
+
+
+# ---- storage ---------------------------------------------------------------------------------------------------------
+
+
+def _attach(cache: SglangJaxCache, options: Options, context: Any, pool: DevicePool) -> None:
+    if not cache.hicache_enabled:
+        raise ValueError("storage lies below host memory: start the server with --hicache-storage none")
+    arguments = context.server_args
+    store = open_store(str(options.store), pool.page_bytes + TRAILER)
+    layers, heads = context.model_config.num_hidden_layers, context.model_config.get_total_num_kv_heads()
+    shapes = {name: [(leaf.shape[1:], str(leaf.dtype)) for leaf in leaves] for name, leaves in pool.arrays.items()}
+    record = ObjectRecord(
+        model=str(arguments.model_path),
+        revision=_revision(options, arguments),
+        kv_dtype=str(pool.arrays["kv_buffer"][0].dtype),
+        layout=f"sglang-jax {shapes}, tp {context.tp_size}, jax {jax.__version__} on {jax.default_backend()}",
+        page_size=cache.page_size,
+        layers=(0, int(layers)),
+        heads=(0, int(heads)),
+    )
+    cache.prefetches.attach(store, record, options.storage)
+
+
+def _revision(options: Options, arguments: Any) -> str:
+    """What tells these weights from others under the same name."""
+    given = options.revision or getattr(arguments, "revision", None)
+    if given:
+        return str(given)
+    folder = Path(str(arguments.model_path))
+    if not folder.is_dir():
+        raise ValueError("storage outlives this server: say which weights these are, by --revision or Options.revision")
+    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
+    return hashlib.sha256(repr(files).encode()).hexdigest()
+
+
+def _hold_requests() -> None:
+    """Start a prefetch when a request is queued, and pass over requests whose prefetch has not ended."""
+    policy = importlib.import_module("sgl_jax.srt.managers.schedule_policy")
+    scheduler = importlib.import_module("sgl_jax.srt.managers.scheduler").Scheduler
+    own_add, own_enqueue = policy.PrefillAdder.add_one_req, scheduler._add_request_to_queue
+
+    @functools.wraps(own_enqueue)
+    def enqueue(self: Any, req: Any, *arguments: Any, **more: Any) -> Any:
+        answer = own_enqueue(self, req, *arguments, **more)
+        if isinstance(self.tree_cache, SglangJaxCache):
+            self.tree_cache.ask_storage(req, req.adjust_max_prefix_ids())
+        return answer
+
+    @functools.wraps(own_add)
+    def add_one_req(self: Any, req: Any, *arguments: Any, **more: Any) -> Any:
+        cache = self.tree_cache
+        if isinstance(cache, SglangJaxCache) and cache.prefetches.knows(str(req.rid)):
+            if not cache.check_prefetch_progress(req.rid):
+                return policy.AddReqResult.CONTINUE  # it stays in the queue
+            if cache.pop_prefetch_loaded_tokens(req.rid):
+                req.init_next_round_input(cache)  # it was matched before this landed
+        return own_add(self, req, *arguments, **more)
+
+    _replace(policy.PrefillAdder, "add_one_req", add_one_req)
+    _replace(scheduler, "_add_request_to_queue", enqueue)

@@ -1,0 +1,97 @@
+"""Run by `test_meshes` in a process with four devices: a pool spread over ranks and heads, with a mesh that is set."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from pool_samples import backup, load_back, run
+
+from purecache import CacheConfig, Interpreter, PrefixCache
+
+RANKS, LAYERS, SHAPE = 2, 2, (3, 4, 8)
+SPEC = PartitionSpec("data", None, "tensor", None)
+
+
+def pool_of(pages, sharding, seed=0):
+    bits = np.random.default_rng(seed).integers(0, 2**16, (LAYERS, RANKS * pages, *SHAPE), np.uint16)
+    return [jax.device_put(layer.view(jnp.bfloat16), sharding) for layer in bits]
+
+
+def as_bits(pool):
+    return np.stack([np.asarray(layer).view(np.uint16) for layer in pool])
+
+
+def copies(pages, sharding, owner_sharding):
+    """What came back of pages of rank 1, and the temporary memory of the two programs."""
+    pool = pool_of(pages, sharding)
+    before = as_bits(pool)
+    plane = Interpreter(pool, host_pages=6, device_pages=pages, ranks=RANKS)
+    there = run(plane, backup([1, 3, 4], [5, 0, 2], rank=1))
+    plane.pool = pool_of(pages, sharding, seed=1)
+    back = run(plane, load_back([0, 2, 5], [2, 1, 0], rank=1))
+    after, other = as_bits(plane.pool), as_bits(pool_of(pages, sharding, seed=1))
+    expected = other.copy()
+    expected[:, pages + np.array([2, 1, 0])] = before[:, pages + np.array([3, 4, 1])]
+    return {
+        "ok": there + back,
+        "equal": bool((after == expected).all()),
+        "placed": all(layer.sharding == owner_sharding for layer in plane.pool),
+        "temp": [program["temp_bytes"] for program in plane.programs()],
+    }
+
+
+def staged(sharding):
+    """Whether pages of both ranks come out of host memory as they were put in as bytes."""
+    plane = Interpreter(pool_of(8, sharding), host_pages=6, device_pages=8, ranks=RANKS)
+    access = plane.staged(2)
+    rows = np.random.default_rng(5).integers(0, 256, (5, plane.page_bytes), np.uint8)
+    pages = np.array([1, 7, 0, 11, 9])
+    landed = [access.landed(part) for part in access.write(pages, [[row] for row in rows])]
+    found = np.zeros_like(rows)
+    for where, arrays, first in access.read(pages):
+        for place, position in enumerate(where.tolist(), first):
+            access.bytes_of(arrays, place, [found[position]])
+    return {
+        "landed": landed,
+        "equal": bool((found == rows).all()),
+        "sizes": [row["temp_bytes"] for row in plane.programs()],
+    }
+
+
+def control():
+    """A cache under the mesh that is set, and again without it: nothing is compiled twice."""
+    cache = PrefixCache(CacheConfig(page_size=2, device_pages=8))
+    tokens = np.arange(6, dtype=np.int32)
+    cache.insert(tokens, cache.allocate(3))
+    before = len(cache.programs())
+    with jax.set_mesh(None):
+        cache.insert(tokens, cache.match(tokens).device_pages)
+    return {
+        "length": cache.match(tokens).length,
+        "violations": cache.violations(),
+        "new": len(cache.programs()) - before,
+    }
+
+
+def main():
+    kind = AxisType.Explicit if sys.argv[1] == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(kind, kind))
+    sharding = NamedSharding(mesh, SPEC)
+    jax.set_mesh(mesh)
+    print(
+        json.dumps(
+            {
+                "small": copies(8, sharding, sharding),
+                "large": copies(64, sharding, sharding),
+                "staged": staged(sharding),
+                "control": control(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

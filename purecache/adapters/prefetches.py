@@ -34,17 +34,18 @@ class Prefetches:
     def __init__(self, cache: PrefixCache, now: Callable[[], float] = time.monotonic) -> None:
         self._cache, self._now = cache, now
         self.tier: StorageTier | None = None
+        self.store: Store | None = None
         self._entries: dict[str, _Entry] = {}
 
     def attach(self, store: Store, naming: Naming, options: StorageOptions | None = None) -> None:
         """Put a storage tier under the cache. Raises ValueError if it has one, or has no host pages."""
-        self.tier = StorageTier(self._cache, store, naming, options)
+        self.tier, self.store = StorageTier(self._cache, store, naming, options), store
 
     def detach(self) -> None:
         """Take the storage tier off the cache; what it was asked for ends with what has landed."""
         if self.tier is not None:
             self.tier.detach()
-        self.tier = None
+        self.tier = self.store = None
         self._entries.clear()
 
     def start(self, request: str, tokens: np.ndarray, owner: Owner) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from purecache.adapters import attachment
 from purecache.adapters.nodes import TreeNode
 from purecache.adapters.prefetches import Prefetches
 from purecache.adapters.slot_cache import Owner, SlotCache
@@ -99,6 +100,8 @@ class SchedulerCache(ABC):
         self.is_eagle = cache.config.bigrams
         self.slots = SlotCache(cache, self._allocator())
         self.prefetches = Prefetches(cache)
+        self.shelf: attachment.Shelf | None = None
+        """Set by who makes the cache, if storage may be attached to it."""
         self._memo = TokenMemo()
         self._math = self.slots.math
 
@@ -190,7 +193,7 @@ class SchedulerCache(ABC):
         req.swa_uuid_for_lock = receipt
         kept = self.slots.keep(record.tokens.of(tokens), row, receipt, owner, record.counted)
         held = len(kept.slots)
-        first = min(int(req.cache_protected_len), held)
+        first = min(tree_part(req), held)
         self._write_row(req, first, kept.slots[first:])
         req.last_matched_prefix_len = req.cache_protected_len = record.counted = held
         req.prefix_indices = self._out(np.concatenate([kept.slots, row[held:]]))
@@ -210,7 +213,7 @@ class SchedulerCache(ABC):
             tokens = record.tokens.of((req.origin_input_ids + req.output_ids)[:length])
             self.slots.finish(tokens, row, receipt, owner, record.counted)
         else:
-            self.slots.drop(row[int(req.cache_protected_len) :], receipt, owner)
+            self.slots.drop(row[tree_part(req) :], receipt, owner)
         record.counted = 0
 
     def _receipt(self, req: Any) -> Receipt | None:
@@ -330,6 +333,31 @@ class SchedulerCache(ABC):
         """The request is gone: end its prefetch."""
         self.prefetches.forget(str(rid))
 
+    def attach_storage_backend(
+        self,
+        storage_backend: str,
+        storage_backend_extra_config_json: str | None = None,
+        served_model_name: str | None = None,
+        hicache_storage_prefetch_policy: str | None = None,
+        hicache_write_policy: str | None = None,
+    ) -> tuple[bool, str]:
+        """Put a store under the cache, while nothing runs; whether it was done, and a sentence.
+
+        storage_backend: as `open_store` takes it. See `purecache.adapters.attachment.attach`.
+        """
+        if hicache_write_policy not in (None, str(self.cache.config.write)):
+            return False, f"the write policy is {self.cache.config.write}: it can't be changed while the server runs"
+        extra, policy = storage_backend_extra_config_json, hicache_storage_prefetch_policy
+        return attachment.attach(self.prefetches, self.shelf, storage_backend, extra, policy)
+
+    def detach_storage_backend(self) -> tuple[bool, str]:
+        """Take the store off the cache; whether it was done, and a sentence. Nothing to do is done."""
+        return attachment.detach(self.prefetches)
+
+    def clear_storage_backend(self) -> bool:
+        """Remove all objects of the store; whether there was one that could."""
+        return attachment.clear(self.prefetches)
+
     # ---- what kind of cache this is ------------------------------------------------------------------------------
 
     def supports_swa(self) -> bool:
@@ -377,6 +405,15 @@ def record_of(req: Any) -> Record:
         record = Record()
         setattr(req, RECORD, record)
     return record
+
+
+def tree_part(req: Any) -> int:
+    """Tokens at the front of a request whose slots are the tree's: those that it locks.
+
+    Not `cache_protected_len`, in which schedulers also count slots that were filled by another server.
+    """
+    node = req.last_node
+    return node.length if isinstance(node, TreeNode) else int(req.cache_protected_len)
 
 
 def _print_branches(root: TreeNode) -> None:

@@ -9,6 +9,7 @@ from purecache.adapters.nodes import TreeNode
 from purecache.adapters.scheduler_cache import SchedulerCache
 from purecache.cache import PrefixCache
 from purecache.effects import Interpreter
+from purecache.programs import SMALLEST
 from purecache.state import CacheConfig
 
 USED = ("match", "peek", "insert", "checkpoint", "finish", "lock", "unlock", "allocate", "release", "reset")
@@ -48,6 +49,7 @@ class SglangJaxCache(SchedulerCache):
         *,
         config: CacheConfig | None = None,
         make_plane: "Callable[[Callable[[], Any]], Interpreter | None] | None" = None,
+        smallest: int = SMALLEST,
         check_laws: bool = False,
         **_: Any,
     ) -> None:
@@ -55,6 +57,7 @@ class SglangJaxCache(SchedulerCache):
 
         config: sizes and policies, with `external_pages`; by default those of the allocator, without host memory.
         make_plane: makes what copies pages, given a function that returns the scheduler's donation barrier or None.
+        smallest, check_laws: as for `PrefixCache`.
         Raises ValueError for a configuration of other pages than the allocator's.
         """
         allocator = token_to_kv_pool_allocator
@@ -67,7 +70,7 @@ class SglangJaxCache(SchedulerCache):
                 external_pages=True,
             )
         plane = make_plane(lambda: self._donation_barrier) if make_plane is not None else None
-        cache = PrefixCache(config, plane, check_laws=check_laws)
+        cache = PrefixCache(config, plane, smallest=smallest, check_laws=check_laws)
         super().__init__(cache, req_to_token_pool, allocator, disable=disable)
 
     def _row(self, req: Any, length: int) -> np.ndarray:

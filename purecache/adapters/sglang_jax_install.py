@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from purecache.adapters.attachment import Shelf
 from purecache.adapters.build import KVCacheBuildResult, build_kv_cache
 from purecache.adapters.build_choice import Choice
 from purecache.adapters.build_pools import DevicePool
@@ -112,8 +113,9 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
             make_plane=make_plane,
             check_laws=options.check_laws,
         )
+        cache.shelf = _shelf(options, context, pool) if config.host_pages else None
         if options.store is not None:
-            _attach(cache, options, context, pool)
+            _attach(cache, options)
         _warm(cache, options, arguments)
         return cache
 
@@ -152,33 +154,42 @@ def _warm(cache: SglangJaxCache, options: Options, arguments: Any) -> None:
 # ---- storage ---------------------------------------------------------------------------------------------------------
 
 
-def _attach(cache: SglangJaxCache, options: Options, context: Any, pool: DevicePool) -> None:
-    if not cache.hicache_enabled:
-        raise ValueError("storage lies below host memory: start the server with --hicache-storage none")
-    arguments = context.server_args
-    store = open_store(str(options.store), pool.page_bytes + TRAILER)
+def _shelf(options: Options, context: Any, pool: DevicePool) -> Shelf | None:
+    """Names for the pages of this model in storage; None if nobody says which weights these are."""
+    arguments, revision = context.server_args, _revision(options, context.server_args)
+    if revision is None:
+        return None
     layers, heads = context.model_config.num_hidden_layers, context.model_config.get_total_num_kv_heads()
     shapes = {name: [(leaf.shape[1:], str(leaf.dtype)) for leaf in leaves] for name, leaves in pool.arrays.items()}
     record = ObjectRecord(
         model=str(arguments.model_path),
-        revision=_revision(options, arguments),
+        revision=revision,
         kv_dtype=str(pool.arrays["kv_buffer"][0].dtype),
         layout=f"sglang-jax {shapes}, tp {context.tp_size}, jax {jax.__version__} on {jax.default_backend()}",
-        page_size=cache.page_size,
+        page_size=pool.page_size,
         layers=(0, int(layers)),
         heads=(0, int(heads)),
     )
-    cache.prefetches.attach(store, record, options.storage)
+    return Shelf(record, pool.page_bytes)
 
 
-def _revision(options: Options, arguments: Any) -> str:
+def _attach(cache: SglangJaxCache, options: Options) -> None:
+    if not cache.hicache_enabled:
+        raise ValueError("storage lies below host memory: start the server with --hicache-storage none")
+    if cache.shelf is None:
+        raise ValueError("storage outlives this server: say which weights these are, by --revision or Options.revision")
+    store = open_store(str(options.store), cache.shelf.page_bytes + TRAILER)
+    cache.prefetches.attach(store, cache.shelf.naming, options.storage)
+
+
+def _revision(options: Options, arguments: Any) -> str | None:
     """What tells these weights from others under the same name."""
     given = options.revision or getattr(arguments, "revision", None)
     if given:
         return str(given)
     folder = Path(str(arguments.model_path))
     if not folder.is_dir():
-        raise ValueError("storage outlives this server: say which weights these are, by --revision or Options.revision")
+        return None
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
     return hashlib.sha256(repr(files).encode()).hexdigest()
 

@@ -36,7 +36,7 @@ class HostArrays:
         # A pool of as many pages as there are arrays in a group cannot be told from one joined page.
         sizes -= {math.prod(layout.leaves[group[0]].with_pages(len(group))) for group in self._groups}
         sizes -= {math.prod(leaf.with_pages(1)) for leaf in layout.leaves}
-        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes)
+        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes, "arrays")
         self._pages: list[Arrays | None] = [None] * pages
         self._peak = 0  # most pages held since memory was last handed back
         self._held = 0

@@ -25,7 +25,7 @@ class HostSlots:
         # A pool of one page cannot be told from its page.
         counts = [(leaf, count) for leaf in layout.leaves for count in (pages, leaf.shape[leaf.axis]) if count > 1]
         sizes = {math.prod(leaf.with_pages(count)) for leaf, count in counts}
-        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes)
+        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes, "slots", pages, layout.shards)
         self._slots: Arrays | None = zero_host_pool(layout, pages)
 
     def sizes(self, count: int) -> list[int]:

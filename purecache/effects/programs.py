@@ -7,7 +7,7 @@ tracing when it already owns a donated pool, and the number of programs is the n
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,24 +57,32 @@ class Program:
         }
 
 
+_compiled: dict[tuple[Hashable, ...], Program] = {}
+"""Every program of this process: tiers of one shape share them."""
+
+
 class ProgramTable:
     """The programs of one tier, compiled when first asked for."""
 
-    def __init__(self, leaves: Sequence[Leaf], on_cpu: bool, pool_sizes: set[int]) -> None:
-        """Programs for pools of `leaves`; an array with one of `pool_sizes` elements is taken for a whole pool."""
+    def __init__(self, leaves: Sequence[Leaf], on_cpu: bool, pool_sizes: set[int], *shape: Hashable) -> None:
+        """Programs for pools of `leaves`; an array with one of `pool_sizes` elements is taken for a whole pool.
+
+        shape: whatever else makes the tier's programs what they are.
+        """
         self._programs: dict[tuple[str, int], Program] = {}
+        self._shape = (tuple(leaves), *shape)
         self._options = _compiler_options(leaves) if on_cpu else None
         self._on_cpu = on_cpu
         self._pool_sizes = pool_sizes
 
     def get(self, name: str, variant: int, lower: Callable[[], Any]) -> Program:
         """The program of that name and variant; `lower()` gives its lowered form if it is not compiled yet."""
-        program = self._programs.get((name, variant))
+        program = self._programs.get((name, variant)) or _compiled.get((*self._shape, name, variant))
         if program is None:
             with no_mesh():
                 compiled = lower().compile(compiler_options=self._options)
             found = pool_sized_instructions(compiled.as_text(), self._pool_sizes)
-            program = self._programs[name, variant] = Program(name, variant, compiled, found)
+            program = _compiled[*self._shape, name, variant] = Program(name, variant, compiled, found)
             if found and self._on_cpu:
                 warnings.warn(
                     f"the compiled {name} works on the whole pool in every call ({', '.join(sorted(set(found)))}):"
@@ -82,6 +90,7 @@ class ProgramTable:
                     RuntimeWarning,
                     stacklevel=2,
                 )
+        self._programs[name, variant] = program
         return program
 
     def report(self) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Which waiting requests run next, and in which order: like sglang-jax's schedule policy."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Tally:
     refused_loads: int = 0
     evictions: int = 0
     flushes: int = 0
+    waits: int = 0
 
     def add(self, other: "Tally") -> None:
         """Add what another run has done."""
@@ -82,7 +84,7 @@ class Admission:
     """The requests of one prefill batch, and the room left for more.
 
     `chunk`: tokens that a rank may compute in a batch, or None; `prefill`: tokens that all may, if `chunk` is None.
-    `reserved`: per rank, tokens that running requests are expected to need.
+    `reserved`: per rank, tokens that running requests are expected to need. `ready`: whether storage has ended with it.
     """
 
     caller: Caller
@@ -90,6 +92,7 @@ class Admission:
     chunk: int | None
     prefill: int
     reserved: list[float]
+    ready: Callable[[Request], bool]
     chosen: list[list[Request]] = field(init=False)
     chunked: list[Request | None] = field(init=False)
     loads: list = field(default_factory=list)
@@ -125,6 +128,9 @@ class Admission:
         """Admit a request that waits, if there is room: match, lock, and load what is on host."""
         request.fill_ids = request.origin_input_ids + request.output_ids
         match(self.caller, request, request.adjust_max_prefix_ids(), req=request)
+        if not self.ready(request):
+            self.tally.waits += 1
+            return False
         request.last_matched_prefix_len = len(request.prefix_indices)
         request.extend_input_len = len(request.fill_ids) - len(request.prefix_indices)
         total = request.extend_input_len + request.left()

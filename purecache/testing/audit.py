@@ -67,7 +67,7 @@ def audit_contents(run: "Scheduling") -> None:
             match = run.caller.match(run.caller.key(tokens, request.extra_key, request.dp_rank))
             slots = match.device_indices
             length = len(slots)
-            marks = marks_of(tokens, request.extra_key, request.dp_rank, run.is_eagle)
+            marks = marks_of(tokens, request.extra_key, run.is_eagle)
             check_bytes(run.pool, there, slots, marks[:length], f"{request} has ended and its prefix is cached")
             found |= set(slots.tolist())
         free = sorted(found - set(run.allocator.owned(rank).tolist()))

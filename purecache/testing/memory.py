@@ -19,12 +19,16 @@ class HostTier:
     """How to look into the host tier of a cache, and handle it; all optional.
 
     `pages(cache)`: pages free and pages in all. `settle(cache)`: wait until no transfer is under way.
-    `close(cache)`: it is not used any more.
+    `close(cache)`: it is not used any more. For storage below the host: `queued(cache, request)` when a request begins
+    to wait, `ready(cache, request)` before it is admitted (False: not yet), `gone(cache, request)` when it was aborted.
     """
 
     pages: Callable[[Any], tuple[int, int]] | None = None
     settle: Callable[[Any], Any] | None = None
     close: Callable[[Any], Any] | None = None
+    queued: Callable[[Any, Request], Any] | None = None
+    ready: Callable[[Any, Request], bool] | None = None
+    gone: Callable[[Any, Request], Any] | None = None
 
 
 class Memory:
@@ -115,8 +119,15 @@ class Memory:
     def work(self, request: Request, begin: int) -> Work:
         """Compute a request from position `begin` to all that it has slots for."""
         end = request.kv_committed_len
-        marks = marks_of(request.future[: end + self.is_eagle], request.extra_key, request.dp_rank, self.is_eagle)
+        marks = marks_of(request.future[: end + self.is_eagle], request.extra_key, self.is_eagle)
         return Work(request, self.rows.slots(request, 0, end), marks, begin)
+
+    def tell(self, hook: Callable[[Any, Request], Any] | None, request: Request) -> Any:
+        """Call a hook for storage, which must not raise; None without one."""
+        try:
+            return None if hook is None else hook(self.cache, request)
+        except Exception as error:
+            raise AssertionError(f"a hook for storage must not raise for {request}; it raised {error!r}") from error
 
     def release(self, request: Request, is_insert: bool) -> None:
         """A request leaves memory."""

@@ -17,12 +17,13 @@ _MODULUS = 1 << 24  # whole numbers below are exact in float32
 _STRIDE = 104729
 
 
-def marks_of(tokens: list[int], extra_key: str | None, dp_rank: int | None, shifted: bool) -> np.ndarray:
-    """A number for each token that depends on the namespace and all tokens up to it: int64 below 2**24.
+def marks_of(tokens: list[int], extra_key: str | None, shifted: bool) -> np.ndarray:
+    """A number for each token that depends on `extra_key` and all tokens up to it: int64 below 2**24.
 
+    Not on the rank: models compute the same on all, and storage may be shared by them.
     `shifted`: on the token after it too, like the KV of a draft model. The last token then has none.
     """
-    state, marks = zlib.crc32(repr((extra_key, dp_rank)).encode()), []
+    state, marks = zlib.crc32(repr(extra_key).encode()), []
     for token in tokens:
         state = zlib.crc32(token.to_bytes(8, "little"), state)
         marks.append(state % _MODULUS)

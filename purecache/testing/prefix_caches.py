@@ -36,9 +36,10 @@ def check_prefix_cache(
     full, and so on. Then come random lives of requests, `steps` events per seed. All but "deep" have `tokens` slots per
     rank.
 
-    A cache with a host tier says so by `hicache_enabled`; `host` tells how to look into it. With `overlap`, forwards
-    take the arrays of the pool away while the scheduler prepares the next batch. `vocabulary` has the classes for
-    keys and parameters, if the cache wants its own: RadixKey, MatchPrefixParams, EvictParams, InsertParams.
+    A cache with a host tier says so by `hicache_enabled`; it must have room for 24 pages, and think a few tokens worth
+    loading. `host` tells how to look into it. With `overlap`, forwards take the arrays of the pool away while the
+    scheduler prepares the next batch. `vocabulary` has the classes for keys and parameters, if the cache wants its own:
+    RadixKey, MatchPrefixParams, EvictParams, InsertParams.
 
     Returns how often what has happened in the random lives.
     """

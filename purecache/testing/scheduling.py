@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from purecache.testing.admission import Admission, order
+from purecache.testing.admission import Admission, match, order
 from purecache.testing.audit import audit, audit_contents
 from purecache.testing.device import Forward
 from purecache.testing.memory import Memory
@@ -63,7 +63,7 @@ class Scheduling(Memory):
         request = Request(rid, list(prompt), list(prompt) + says, new_tokens, extra_key, dp_rank, logprob_start_len)
         if len(prompt) + new_tokens >= self.allocator.size_per_rank:
             raise ValueError(f"{len(prompt)} tokens and {new_tokens} more can never be in memory at once")
-        self.waiting.append(request)
+        self._wait(request)
         self.requests.append(request)
         self.tally.submitted += 1
         return request
@@ -74,6 +74,7 @@ class Scheduling(Memory):
         if request in self.waiting:
             self.waiting.remove(request)
             request.is_finished = True
+            self.tell(self.host.gone, request)
             self.tally.aborted += 1
         elif not request.finished():
             if self.chunked[rank] is request:
@@ -121,8 +122,8 @@ class Scheduling(Memory):
         self.tally.flushes += 1
         return True
 
-    def step(self, retract: bool = False) -> None:
-        """One turn of the event loop. `retract`: as if memory had run out in decoding."""
+    def step(self, retract: bool = False) -> bool:
+        """One turn of the event loop; whether a batch ran. `retract`: as if memory had run out in decoding."""
         batch = self._next_batch(retract)
         if self._loads:
             self.device.wait()
@@ -136,6 +137,7 @@ class Scheduling(Memory):
         while len(self._results) > (self.overlap and batch is not None):
             self.device.wait()
             self._process(self._results.popleft())
+        return batch is not None
 
     def close(self) -> None:
         """The cache is not used any more."""
@@ -147,7 +149,8 @@ class Scheduling(Memory):
         for _ in range(steps):
             if self.idle():
                 break
-            self.step()
+            if not self.step() and self.host.settle is not None:
+                self.host.settle(self.cache)
         else:
             stuck = self.waiting + list(self.rows.owners.values())
             raise AssertionError(f"after {steps} steps, {', '.join(map(str, stuck))} have not ended")
@@ -197,7 +200,7 @@ class Scheduling(Memory):
         reserved = [sum(each.left() * self.optimism for each in requests) for requests in self.running]
         mixed = self.chunk is not None and self.random.random() < 0.3
         chunk = self.chunk - len(self.running[0]) if self.chunk is not None and mixed else self.chunk
-        admission = Admission(self.caller, self.tally, chunk, self.allocator.size_per_rank, reserved)
+        admission = Admission(self.caller, self.tally, chunk, self.allocator.size_per_rank, reserved, self._ready)
         for rank, request in enumerate(self.chunked):
             if request is not None and self.aborting[rank] is None:
                 self.chunked[rank] = admission.go_on(request)
@@ -324,5 +327,18 @@ class Scheduling(Memory):
     def _retract(self, request: Request) -> None:
         self.release(request, is_insert=False)
         request.reset_for_retract()
-        self.waiting.append(request)
+        self._wait(request)
         self.tally.retracted += 1
+
+    def _wait(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.tell(self.host.queued, request)
+
+    def _ready(self, request: Request) -> bool:
+        """Whether storage has ended with a request that waits. What it has brought is matched."""
+        if self.host.ready is None:
+            return True
+        if not self.tell(self.host.ready, request):
+            return False
+        match(self.caller, request, request.adjust_max_prefix_ids(), req=request)
+        return True

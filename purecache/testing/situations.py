@@ -67,7 +67,7 @@ def _life(start: Start) -> None:
 
 def _chunks(start: Start) -> None:
     run = start(chunk=2 * start().page_size)
-    long = prompt_of(run, 9, run.page_size - 1)
+    long = prompt_of(run, 9, run.page_size - 1, begin=50)
     request = run.submit(long, 2)
     while not request.output_ids:
         run.step()
@@ -76,7 +76,7 @@ def _chunks(start: Start) -> None:
     assert run.tally.chunks >= 4, "the scheduler of the kit has not computed chunks"
     for steps in range(1, 5):
         run.flush()
-        request = run.submit(prompt_of(run, 9, run.page_size - 1, steps), 2)
+        request = run.submit(prompt_of(run, 9, run.page_size - 1, begin=50 + steps), 2)
         for _ in range(steps):
             run.step()
             run.check()

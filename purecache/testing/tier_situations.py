@@ -8,8 +8,8 @@ def _host(start: Start) -> None:
     if not run.caller.with_host:
         return
     prompt = prompt_of(run, 3)
-    for begin in (1, 1, 2):
-        complete(run, prompt_of(run, 3, begin=begin))
+    for _ in range(2):
+        complete(run, prompt)
     run.caller.call("check_hicache_events")
     run.check()
     run.caller.evict(EVERYTHING, None)
@@ -26,13 +26,13 @@ def _full(start: Start) -> None:
     run = start()
     if not run.caller.with_host:
         return
-    prompt = prompt_of(run, 6)
+    prompt = prompt_of(run, 8)
     for _ in range(2):
         complete(run, prompt)
     run.caller.call("check_hicache_events")
     run.check()
     run.caller.evict(EVERYTHING, None)
-    complete(run, prompt_of(run, run.allocator.size_per_rank // run.page_size - 3, begin=2))
+    complete(run, prompt_of(run, run.allocator.size_per_rank // run.page_size - 6, begin=2))
     found = find(run, prompt).host_hit_length
     free, evictable, _ = run.caller.sizes()[0]
     assert found > free, f"{found} tokens of a prefix that was computed twice and then evicted are on host"
@@ -43,14 +43,14 @@ def _full(start: Start) -> None:
 
 
 def _overlap(start: Start) -> None:
-    for seed in range(6):
+    for seed in range(4):
         run = start(seed=seed)
         if not (run.overlap and run.caller.with_host):
             return
         prompts = [prompt_of(run, 4, 1, begin) for begin in range(1, 5)]
         for prompt in (*prompts, prompts[0]):
             complete(run, prompt)
-        for number in range(8):
+        for number in range(6):
             # While the first batch is on its way, the second is prepared: something goes to the host, and comes back.
             run.submit(prompt_of(run, 2, 1, 10 + number), 2)
             run.step()

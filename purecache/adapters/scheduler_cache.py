@@ -78,8 +78,6 @@ class SchedulerCache(ABC):
     calls come from the scheduler's thread. With `disable`, nothing is cached and slots only go back.
     """
 
-    receipts_travel = True
-    """Whether the scheduler keeps the `swa_uuid_for_lock` of every lock in the field of that name of the request."""
     _donation_barrier: Callable[[], None] | None = None
     """Set by a scheduler whose steps are dispatched by another thread: waits until the pool is not being donated."""
 
@@ -217,12 +215,13 @@ class SchedulerCache(ABC):
         record.counted = 0
 
     def _receipt(self, req: Any) -> Receipt | None:
-        """The lock of a request. Locks of one node are alike, so any of them will do where its own is not at hand."""
+        """The lock of a request. Locks of one node are alike: if its own was undone for another, any will do."""
         receipt = getattr(req, RECEIPT_FIELD, None)
-        if receipt is not None and self.slots.is_out(receipt):
+        if receipt is None and hasattr(req, RECEIPT_FIELD):
+            return None  # it was never locked
+        if receipt is not None and self.slots.locks(receipt, req.last_node):
             return receipt
-        kept_elsewhere = not self.receipts_travel or not hasattr(req, RECEIPT_FIELD)
-        if record_of(req).ended or req.last_node is None or req.last_node == self.root_node or not kept_elsewhere:
+        if record_of(req).ended or req.last_node is None or req.last_node == self.root_node:
             return None
         return self.slots.receipt_of(req.last_node)
 

@@ -148,9 +148,9 @@ class SlotCache:
         self.cache.unlock(receipt)
         self._forget(receipt)
 
-    def is_out(self, receipt: Receipt) -> bool:
-        """Whether a receipt stands for a lock still."""
-        return receipt in self._node_of
+    def locks(self, receipt: Receipt, node: TreeNode | None) -> bool:
+        """Whether a receipt stands for a lock of `node` still."""
+        return node is not None and self._node_of.get(receipt) == node.node.number
 
     def receipt_of(self, node: TreeNode) -> Receipt | None:
         """A receipt for `node` that is out, for a holder that did not keep it; the youngest."""

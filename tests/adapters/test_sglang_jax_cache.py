@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -196,3 +197,26 @@ def test_storage_comes_and_goes_while_the_server_runs():
     assert cache.prefetches.store.stats()["objects"] == 0
     assert cache.detach_storage_backend()[0]
     assert cache.prefetches.tier is None
+
+
+def test_requests_without_a_field_for_receipts_never_undo_the_lock_of_a_running_one():
+    run, first = one_request()
+    cache, others = run.cache, []
+    fill(run, first, 8)
+    first.fill_ids = first.origin_input_ids = first.origin_input_ids[:8]
+    first.last_node = cache.root_node
+    cache.cache_unfinished_req(first)
+    node = first.last_node
+    for _ in range(2):
+        request = Request("other", list(range(1, 9)), list(range(1, 9)), 1)
+        request.last_node, request.cache_protected_len, request.kv_committed_len = node, 8, 8
+        run.rows.alloc([request])
+        run.rows.write((request.req_pool_idx, slice(0, 8)), first.prefix_indices)
+        cache.inc_lock_ref(node)
+        fields = {name: value for name, value in vars(request).items() if name != "swa_uuid_for_lock"}
+        others.append(SimpleNamespace(pop_committed_kv_cache=request.pop_committed_kv_cache, **fields))
+    for other in others:
+        cache.cache_finished_req(other)
+        assert cache.protected_size(0) == 8
+    cache.cache_finished_req(first)
+    assert (cache.protected_size(0), cache.evictable_size(0)) == (0, 8)

@@ -82,6 +82,8 @@ class Driver:
         self._books = next(i for i, leaf in enumerate(leaves) if leaf is state.books)
         self._current: list[tuple[list[Any], Any]] = [(leaves, None)]
         """One entry: leaves of the state, and the answer of the last transition."""
+        self._read: tuple[Any, np.ndarray] = None, np.zeros(0, np.int32)
+        """The books that were read last, and the copy: schedulers ask for sizes many times between two transitions."""
         self._handled: Any = None
         """The last answer whose transfers were started: an interrupt may come in between."""
         self._program: Any = None
@@ -160,8 +162,13 @@ class Driver:
         return int(nodes[Column.DEVICE_PAGE, node]) >= 0
 
     def books(self) -> np.ndarray:
-        """A copy of the scalars and accounts."""
-        return np.array(self._current[0][0][self._books])
+        """The scalars and accounts, a copy that is read-only. Cheap as long as nothing has happened since."""
+        leaf = self._current[0][0][self._books]
+        if leaf is not self._read[0]:
+            copy = np.array(leaf)
+            copy.flags.writeable = False
+            self._read = leaf, copy
+        return self._read[1]
 
     def _state(self) -> CacheState:
         return jax.tree.unflatten(self._structure, self._current[0][0])

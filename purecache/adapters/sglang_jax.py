@@ -18,6 +18,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import jax
+
 from purecache.adapters.sglang_jax_cache import MatchResult, SglangJaxCache
 from purecache.adapters.sglang_jax_install import Options, install, uninstall
 
@@ -51,11 +53,19 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     return options, rest
 
 
+def _serve(options: Options) -> None:
+    """Install the cache in a process of the server."""
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        # The CPU backend serves the cache alone then, whose calls are too short to be worth another thread.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    install(options)
+
+
 def main() -> None:
     """Install the cache and start the server."""
     options, rest = parse(sys.argv[1:])
     os.environ[INHERITED] = json.dumps(sys.argv[1:])
-    install(options)
+    _serve(options)
     sys.argv[1:] = rest
     importlib.import_module("sgl_jax.launch_server").main()
 
@@ -64,4 +74,4 @@ if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__" and INHERITED in os.environ:
     # The server starts its scheduler as a new process, which imports this module first.
-    install(parse(json.loads(os.environ[INHERITED]))[0])
+    _serve(parse(json.loads(os.environ[INHERITED]))[0])

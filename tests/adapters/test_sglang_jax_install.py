@@ -150,6 +150,7 @@ def test_our_arguments_are_taken_and_the_servers_are_left():
 
 def test_the_process_of_the_scheduler_installs_what_the_launcher_was_told(fakes, monkeypatch):
     before = replaced(fakes)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # elsewhere it also changes how this process runs the CPU backend
     monkeypatch.setenv(sglang_jax.INHERITED, json.dumps(["--purecache-store", "memory:", "--port", "1"]))
     runpy.run_module("purecache.adapters.sglang_jax", run_name="__mp_main__")
     assert changed(before, replaced(fakes)) == [True] * 4

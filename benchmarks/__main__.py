@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import control, copies, storage
+from benchmarks import control, copies, pools, storage
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only, under a minute or two")
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
-    parser.add_argument("--only", choices=["control", "copies", "storage"], help="one of the tables")
+    parser.add_argument("--only", choices=["control", "pools", "copies", "storage"], help="one of the tables")
     parser.add_argument(
         "--async-dispatch",
         action="store_true",
@@ -38,6 +38,8 @@ def main() -> None:
                 flush=True,
             )
         capacity_ratios(found["control"])
+    if options.only in (None, "pools"):
+        found["pools"] = pools.report(options.quick)
     if options.only in (None, "copies"):
         found["copies"] = copies.report(options.quick)
     if options.only in (None, "storage"):

@@ -1,6 +1,6 @@
 """What the facade answers: plain data with NumPy arrays, and the errors it raises."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +49,11 @@ class Match:
     """Deepest node of the part on device; what to lock."""
     node: Node
     """Deepest node of all that is usable; what to load back."""
+    full_length: int = -1
+    """Tokens whose kv is on device or host, whatever the other pools lack. Where that is more than `length`, the prompt
+    branches off a known one there: what a recurrent layer has then is worth keeping."""
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per tail pool int32[device_length / page_size]: device page of each value that the device part needs, or NONE."""
 
     @property
     def host_length(self) -> int:
@@ -68,6 +73,10 @@ class Inserted:
     """int32[length / page_size]: the tree's device pages, which replace the caller's."""
     duplicates: np.ndarray
     """int32[k]: pages of the caller that the tree has already. After `insert` they are still lent to the caller."""
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per tail pool int32[length / page_size]: the tree's device page of each value, or NONE."""
+    spare: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per tail pool int32[k]: values of the caller that the tree did not take, as `duplicates`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +85,8 @@ class Load:
 
     pages: np.ndarray
     """int32[n]: device pages of the part that was on host, shallowest first."""
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Per tail pool int32[length of the match / page_size]: device page of each value that it needs, or NONE."""
 
 
 @dataclass(frozen=True)

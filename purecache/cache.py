@@ -1,19 +1,22 @@
 """The facade: one object that owns the current state of a cache and carries out its effects."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from purecache.answers import Inserted, Load, Match, Node, Receipt, Refusal, check
+from purecache.answers import CacheError, Inserted, Load, Match, Node, Receipt, Refusal, check
 from purecache.driver import Driver
-from purecache.effects import Interpreter
-from purecache.inputs import Inputs, Tokens
+from purecache.effects import Interpreter, Planes
+from purecache.entries import LANES, of_pool
+from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
-from purecache.programs import LANES, SMALLEST
+from purecache.programs import SMALLEST
+from purecache.replies import Replies
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Column, Scalar, Tier
+from purecache.state.pools import ANCHOR
 from purecache.transitions import Status
 
 
@@ -28,7 +31,7 @@ class PrefixCache:
     def __init__(
         self,
         config: CacheConfig,
-        plane: Interpreter | None = None,
+        plane: Interpreter | Planes | None = None,
         *,
         smallest: int = SMALLEST,
         check_laws: bool = False,
@@ -39,18 +42,19 @@ class PrefixCache:
         self._run = self._driver.run
         self._programs = self._driver.programs
         self._inputs = Inputs(config, self._programs)
+        self._replies = Replies(config)
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
     def match(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """The longest usable prefix of `tokens`, which becomes the most recently used. Keeps back no token."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
-        return self._matched(self._run("match", size, *prompt))
+        return self._replies.matched(self._run("match", size, *prompt))
 
     def peek(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> Match:
         """As `match`, without touching anything."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
-        return self._matched(self._run("peek", size, *prompt))
+        return self._replies.matched(self._run("peek", size, *prompt))
 
     def match_many(
         self, prompts: Sequence[Tokens], *, namespace: Namespace = None, rank: int | None = 0
@@ -61,16 +65,14 @@ class PrefixCache:
             batch = prompts[first : first + LANES[-1]]
             lanes, size, stacked = self._inputs.prompts(batch, namespace, rank)
             reply = self._run(f"match_{lanes}", size, *stacked)
-            *numbers, pages = reply
-            for lane in zip(*(column.tolist() for column in numbers), pages[: len(batch)], strict=False):
-                found.append(self._matched(type(reply)(*lane)))
+            found += self._replies.matched_many(reply, len(batch))
         return found
 
     def admit(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> tuple[Match, Receipt]:
         """Match `tokens` and lock the part on device, in one call."""
         size, prompt = self._inputs.prompt(tokens, namespace, rank)
         reply = self._run("admit", size, *prompt)
-        return self._matched(reply.matched), self._receipt(reply.locked)
+        return self._replies.matched(reply.matched), self._replies.receipt(reply.locked)
 
     def insert(
         self,
@@ -81,13 +83,15 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        values: Values = None,
     ) -> Inserted:
         """Give the whole pages of computed tokens to the tree: `pages[i]` holds page i of the prompt.
 
         Pages must be the tree's own (of a match) or lent by `allocate`; new ones become the tree's. `counted`: pages
-        at the front that an earlier insert of this request has counted as hits.
+        at the front that an earlier insert of this request has counted as hits. `values`: likewise per tail pool, NONE
+        where the request has no value; the insert ends at the last page where the law of every pool holds.
         """
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values)
         return self._inserted(self._run("insert", size, *offer))
 
     def checkpoint(
@@ -100,12 +104,13 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        values: Values = None,
     ) -> Inserted:
         """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released.
 
         Offer at least what the receipt locks so far: a shorter checkpoint gives up the lock on the rest.
         """
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values)
         return self._inserted(self._run("checkpoint", size, *offer, *receipt))
 
     def finish(
@@ -118,67 +123,98 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        values: Values = None,
     ) -> Inserted:
         """End a request: insert its whole pages, release duplicates and the pages behind them, and unlock."""
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, ends=True)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values, ends=True)
         return self._inserted(self._run("finish", size, *offer, *receipt))
 
-    def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
-        """End a request without keeping anything: release its lent `pages` and unlock."""
+    def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0, values: Values = None) -> None:
+        """End a request without keeping anything: release its lent `pages` and `values` and unlock."""
         size, given = self._inputs.pages(pages)
-        check(self._run("abort", size, rank or 0, given, *receipt).status)
+        extra = self._inputs.values(values)
+        size = max(size, *(self._programs.bucket(len(each)) for each in extra)) if extra else size
+        check(self._run("abort", size, rank or 0, given, *receipt, *extra).status)
 
-    def retract(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0) -> None:
+    def retract(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0, values: Values = None) -> None:
         """Take a running request off the device to run it again later: as `abort`, and as sglang's retract."""
-        self.abort(pages, receipt, rank=rank)
+        self.abort(pages, receipt, rank=rank, values=values)
 
     # ---- locks and pages -----------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> Receipt:
         """Protect `node` and all above it from eviction until the receipt comes back."""
-        return self._receipt(self._run("lock", 0, *node))
+        return self._replies.receipt(self._run("lock", 0, *node))
 
     def unlock(self, receipt: Receipt) -> None:
         """Undo exactly the lock that `receipt` stands for."""
         check(self._run("unlock", 0, *receipt).status)
 
-    def allocate(self, number: int, *, rank: int | None = 0) -> np.ndarray | None:
+    def allocate(self, number: int, *, rank: int | None = 0, pool: str = ANCHOR) -> np.ndarray | None:
         """Lend `number` device pages (int32), evicting what is not locked; None if there are not so many."""
         if number > self._programs.largest:
             return None
-        reply = self._run("allocate", self._programs.bucket(number), rank or 0, number)
+        name = of_pool("allocate", self.config.pool_of(pool))
+        reply = self._run(name, self._programs.bucket(number), rank or 0, number)
         if reply.status == Status.NO_ROOM:
             return None
         check(reply.status)
         return reply.pages[:number]
 
-    def release(self, pages: np.ndarray, *, rank: int | None = 0) -> None:
+    def release(self, pages: np.ndarray, *, rank: int | None = 0, pool: str = ANCHOR) -> None:
         """Hand lent pages back."""
         if len(pages):
             size, given = self._inputs.pages(pages)
-            check(self._run("release", size, rank or 0, given).status)
+            check(self._run(of_pool("release", self.config.pool_of(pool)), size, rank or 0, given).status)
 
-    def evict(self, number: int, *, rank: int | None = None) -> int:
+    def fork(self, node: Node, pool: str) -> int | Refusal:
+        """Lend a page with a copy of the value of a tail pool at `node`, for a request that computes on from it.
+
+        The copy is dispatched when this returns. A Refusal says NOTHING if there is no value on device (any more),
+        NO_ROOM if all pages are lent or locked, STALE if the copy failed: match again, or compute from the beginning.
+        """
+        number = self.config.pool_of(pool)
+        if not number:
+            raise CacheError(Status.BAD_PAGE, f"only values of a tail pool are forked, {pool!r} is not one")
+        reply = self._run(of_pool("fork", number), 0, *node)
+        check(min(reply.status, Status.OK))
+        if reply.status != Status.OK:
+            return Refusal(Status(reply.status))
+        if not self._driver.copied:
+            rank = self._driver.rank_of(node.number)
+            self.release(np.array([reply.page], np.int32), rank=rank, pool=pool)
+            return Refusal(Status.STALE)
+        return reply.page
+
+    def copy_page(self, source: int, target: int, *, pool: str, rank: int | None = 0) -> bool:
+        """Copy a lent page of a tail pool into another one: a snapshot. Whether the copy could be dispatched."""
+        number = self.config.pool_of(pool)
+        if not number:
+            raise CacheError(Status.BAD_PAGE, f"only values of a tail pool are copied, {pool!r} is not one")
+        check(self._run(of_pool("copy_page", number), 0, rank or 0, source, target).status)
+        return self._driver.copied
+
+    def evict(self, number: int, *, rank: int | None = None, pool: str = ANCHOR) -> int:
         """Free up to `number` device pages of a rank (default: of any); returns how many."""
-        freed = 0
-        for each in range(self.config.ranks) if rank is None else (rank,):
-            wanted = min(number - freed, self._programs.largest)
-            if wanted > 0:
-                reply = self._run("evict_device", self._programs.bucket(wanted), each, wanted)
-                check(reply.status)
-                freed += reply.number
-        return freed
+        return self._evict("evict_device", number, rank, pool)
 
-    def evict_host(self, number: int, *, rank: int | None = None) -> int:
-        """Free up to `number` host pages that are the only copy, of a rank (default: of any); returns how many."""
-        freed = 0
+    def evict_host(self, number: int, *, rank: int | None = None, pool: str = ANCHOR) -> int:
+        """Free up to `number` host pages of a rank (default: of any); returns how many.
+
+        Of kv, pages that are the only copy; of tail pools, any value that nothing holds.
+        """
+        return self._evict("evict_host", number, rank, pool)
+
+    def _evict(self, name: str, number: int, rank: int | None, pool: str) -> int:
+        freed, index = 0, self.config.pool_of(pool)
         for each in range(self.config.ranks) if rank is None else (rank,):
             wanted = min(number - freed, self._programs.largest)
             if wanted > 0:
-                reply = self._run("evict_host", self._programs.bucket(wanted), each, wanted)
+                reply = self._run(of_pool(name, index), self._programs.bucket(wanted), each, wanted)
                 check(reply.status)
                 freed += reply.number
-                self._driver.plane.drop_host(reply.pages[: reply.number], each)
+                if name == "evict_host":
+                    self._driver.drop_host(reply.pages[: reply.number], each, index)
         return freed
 
     # ---- tiers ---------------------------------------------------------------------------------------------------
@@ -203,10 +239,25 @@ class PrefixCache:
             check(min(reply.status, Status.OK))
             return Refusal(Status(reply.status))
         self._driver.complete()
+        if self.config.layout.tails:
+            return self._loaded(match)
         pages = reply.pages[reply.pages != NONE]
         if not self._driver.on_device(match.node.number) or len(pages) * self.config.page_size != match.host_length:
             return Refusal(Status.STALE)
         return Load(pages)
+
+    def _loaded(self, match: Match) -> Load | Refusal:
+        """What a match has on device now that it was loaded, if that is all it needs."""
+        size, node, layout = self.config.page_size, match.node.number, self.config.layout
+        depth, values = match.length // size, {}
+        pages = self._driver.pages_above(node, match.host_length // size)
+        short = bool((pages < 0).any())
+        for pool, name in enumerate(self.config.pool_names[1:], 1):
+            values[name] = np.full(depth, NONE, np.int32)
+            first = int(layout.tails[pool - 1].law.first_needed(depth, size))
+            values[name][first:] = self._driver.pages_above(node, depth - first, pool)
+            short |= bool((values[name][first:] < 0).any())
+        return Refusal(Status.STALE) if short else Load(pages, values)
 
     def tick(self) -> int:
         """Take note of transfers that have ended; returns how many. Never blocks: call it once per scheduler step."""
@@ -241,29 +292,39 @@ class PrefixCache:
         self._driver.plane.pool = pool
 
     @property
+    def pools(self) -> dict[str, Any]:
+        """The device pools by name, with `Planes`. Assign those that were donated and came back: any part of them."""
+        return self._driver.plane.pools
+
+    @pools.setter
+    def pools(self, pools: Mapping[str, Any]) -> None:
+        self._driver.plane.pools = pools
+
+    @property
     def state(self) -> CacheState:
         """A copy of the current state."""
         return self._driver.copy_state()
 
-    def pages(self, account: Account, tier: Tier = Tier.DEVICE, rank: int = 0) -> int:
-        """Pages of a tier and rank that are in an account (free, evictable, protected, in flight, lent)."""
-        return int(self._driver.books()[self.config.layout.account(account, tier, rank)])
+    def pages(self, account: Account, tier: Tier = Tier.DEVICE, rank: int = 0, pool: str = ANCHOR) -> int:
+        """Pages of a tier, rank and pool that are in an account (free, evictable, protected, in flight, lent)."""
+        index = self.config.layout.account(account, tier, rank, self.config.pool_of(pool))
+        return int(self._driver.books()[index])
 
-    def free_pages(self, rank: int = 0) -> int:
+    def free_pages(self, rank: int = 0, pool: str = ANCHOR) -> int:
         """Free device pages of a rank."""
-        return self.pages(Account.FREE, Tier.DEVICE, rank)
+        return self.pages(Account.FREE, Tier.DEVICE, rank, pool)
 
-    def evictable_pages(self, rank: int = 0) -> int:
+    def evictable_pages(self, rank: int = 0, pool: str = ANCHOR) -> int:
         """Device pages of a rank that eviction can free."""
-        return self.pages(Account.EVICTABLE, Tier.DEVICE, rank)
+        return self.pages(Account.EVICTABLE, Tier.DEVICE, rank, pool)
 
-    def protected_pages(self, rank: int = 0) -> int:
+    def protected_pages(self, rank: int = 0, pool: str = ANCHOR) -> int:
         """Device pages of a rank that locks protect."""
-        return self.pages(Account.PROTECTED, Tier.DEVICE, rank)
+        return self.pages(Account.PROTECTED, Tier.DEVICE, rank, pool)
 
-    def lent_pages(self, rank: int = 0) -> int:
+    def lent_pages(self, rank: int = 0, pool: str = ANCHOR) -> int:
         """Device pages of a rank that requests hold outside the tree."""
-        return self.pages(Account.LENT, Tier.DEVICE, rank)
+        return self.pages(Account.LENT, Tier.DEVICE, rank, pool)
 
     def counters(self) -> dict[str, int]:
         """Totals since the cache was made: of the control plane in pages, and of the data plane."""
@@ -298,7 +359,7 @@ class PrefixCache:
     ) -> int:
         """Compile the programs for prompts of up to so many tokens; returns the number of new ones.
 
-        names: the methods that will be used (see `purecache.programs.TABLE`; default: all). `progress(done, total,
+        names: the methods that will be used (see `purecache.entries.TABLE`; default: all). `progress(done, total,
         name)` is called after each program.
         """
         new = self._programs.warm(-(-tokens // self.config.page_size), names, progress)
@@ -311,30 +372,20 @@ class PrefixCache:
 
     # ---- machinery -----------------------------------------------------------------------------------------------
 
-    def _matched(self, reply: Any) -> Match:
-        device, length, device_node, node, clock, pages = reply
-        size = self.config.page_size
-        return Match(pages[:device], device * size, length * size, Node(device_node, clock), Node(node, clock))
-
     def _inserted(self, reply: Any) -> Inserted:
         """The answer to an insert; backs up what the write policy wants."""
-        check(reply.status)
-        node = Node(reply.node, reply.clock)
+        answer = self._replies.inserted(reply)
         if reply.wanted:
-            self._backup(node, self.config.backup_hits, reply.wanted)
-        duplicates = reply.duplicates[reply.duplicates != NONE]
-        return Inserted(reply.length * self.config.page_size, node, reply.pages[: reply.length], duplicates)
+            self._backup(answer.node, self.config.backup_hits, reply.wanted)
+        return answer
 
     def _backup(self, node: Node, hits: int, most: int) -> int:
-        started, size = 0, self._programs.bucket(most)
-        while started < most:
+        """Begin backups until `most` pages of every pool are on their way, or no more can be; how many of kv are."""
+        started, size = [0] * self.config.layout.pools, self._programs.bucket(most)
+        while min(started) < most:
             reply = self._run("begin_backup", size, *node, hits)
             check(min(reply.status, Status.OK))
-            started += reply.number
+            started = [sum(each) for each in zip(started, (reply.number, *reply.values), strict=True)]
             if reply.status != Status.OK:
                 break
-        return started
-
-    def _receipt(self, reply: Any) -> Receipt:
-        check(reply.status)
-        return Receipt(reply.receipt, reply.generation)
+        return started[0]

@@ -1,19 +1,20 @@
 """The one owner of the current state: runs transitions, carries out their effects, feeds completions back."""
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from purecache.answers import Node
-from purecache.effects import Completion, Interpreter, Transfer
+from purecache.effects import Completion, Interpreter, Planes, Transfer, completion_of
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.entries import of_pool
 from purecache.meshes import no_mesh
 from purecache.programs import Program, ProgramTable
 from purecache.state import NONE, CacheConfig, CacheState, as_jax, empty_state
 from purecache.state.laws import law_checker
-from purecache.state.layout import Column
+from purecache.state.layout import Column, Tier
 from purecache.transitions import TransferKind
 
 
@@ -32,6 +33,7 @@ class BookkeepingPlane:
     """Stands in for an interpreter where there are no bytes: every transfer counts as carried out at once."""
 
     pool = None
+    pools: ClassVar[dict[str, Any]] = {}
     in_flight = 0
 
     def __init__(self) -> None:
@@ -40,7 +42,11 @@ class BookkeepingPlane:
     def start(self, transfer: Transfer) -> None:
         """Note the transfer as done."""
         ok = np.ones(len(transfer.target), bool)
-        self._done.append(Completion(transfer.operation, transfer.generation, transfer.kind, ok))
+        self._done.append(completion_of(transfer, ok))
+
+    def copy(self, source: int, target: int, rank: int, pool: int = 0) -> bool:
+        """Nothing to copy."""
+        return True
 
     def poll(self) -> list[Completion]:
         """All transfers since the last call."""
@@ -50,7 +56,7 @@ class BookkeepingPlane:
 
     drain = poll
 
-    def drop_host(self, pages: np.ndarray, rank: int) -> None:
+    def drop_host(self, pages: np.ndarray, rank: int, pool: int = 0) -> None:
         """Nothing to drop."""
 
     def reset(self) -> None:
@@ -69,14 +75,28 @@ class BookkeepingPlane:
         return {}
 
 
+def _plane_for(config: CacheConfig, plane: Interpreter | Planes | None) -> Any:
+    """What carries out the transfers. Raises ValueError where a pool has no interpreter."""
+    if isinstance(plane, Planes):
+        plane.bind(config)
+    elif plane is not None and config.pools:
+        raise ValueError("give Planes({name: Interpreter}), with one for every pool of the configuration")
+    return BookkeepingPlane() if plane is None else plane
+
+
 class Driver:
     """Holds the state of one cache. Everybody else gets copies."""
 
-    def __init__(self, config: CacheConfig, plane: Interpreter | None, smallest: int, check_laws: bool) -> None:
+    def __init__(
+        self, config: CacheConfig, plane: Interpreter | Planes | None, smallest: int, check_laws: bool
+    ) -> None:
         """An empty state on the control device, and a program table for it."""
-        self.plane: Any = BookkeepingPlane() if plane is None else plane
+        self.plane: Any = _plane_for(config, plane)
+        self.copied = True
+        """Whether the copies within a pool that the last transition asked for were dispatched."""
         self.storage: Any = None
         """The storage tier, if one is attached."""
+        self._layout = config.layout
         state = as_jax(empty_state(config), control_device())
         leaves, self._structure = jax.tree.flatten(state)
         self._books = next(i for i, leaf in enumerate(leaves) if leaf is state.books)
@@ -119,6 +139,7 @@ class Driver:
         """Start the transfers that the last transition asks for, all of them; returns its reply."""
         vector = self._current[0][1]
         effects, reply = self._program.answer(vector)
+        self.copied = True
         if any(transfers.operation.max() >= 0 for transfers in effects):
             with DeferredInterrupts():
                 for transfers in effects:
@@ -132,20 +153,24 @@ class Driver:
         published = {}
         while True:
             for done in self.plane.drain() if wait else self.plane.poll():
-                name = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
-                reply = self.end(name, done.operation, done.generation, done.ok)
+                kind = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
+                where = (done.rank, done.pages) if done.pool else ()
+                reply = self.end(of_pool(kind, done.pool), done.operation, done.generation, done.ok, *where)
                 published[done.operation, done.generation] = reply.number
                 if self.storage is not None and done.kind == TransferKind.BACKUP and reply.number:
                     self.storage.store(Node(reply.node, reply.clock))
             if not (wait and self.plane.in_flight):
                 return published
 
-    def end(self, name: str, operation: int, generation: int, ok: np.ndarray) -> Any:
-        """Run a transition that ends an operation; `ok` [n]: how its pages fared, deepest first. Returns the reply."""
+    def end(self, name: str, operation: int, generation: int, ok: np.ndarray, *where: Any) -> Any:
+        """Run a transition that ends an operation; `ok` [n]: how its pages fared, deepest first. Returns the reply.
+
+        where: of a tail pool, its rank and pages.
+        """
         size = self.programs.bucket(len(ok))
         flags = np.zeros(size, np.int32)
         flags[: len(ok)] = ok
-        return self.run(name, size, operation, generation, flags)
+        return self.run(name, size, operation, generation, *where, flags)
 
     def views(self) -> tuple[np.ndarray, np.ndarray]:
         """Columns and tokens of the nodes, read-only. Drop them before the next transition, which would copy them."""
@@ -160,6 +185,29 @@ class Driver:
         """Whether a node's page is on device."""
         nodes, _ = self.views()
         return int(nodes[Column.DEVICE_PAGE, node]) >= 0
+
+    def rank_of(self, node: int) -> int:
+        """Rank of a node."""
+        nodes, _ = self.views()
+        return int(nodes[Column.RANK, node])
+
+    def drop_host(self, pages: np.ndarray, rank: int, pool: int = 0) -> None:
+        """Tell the data plane that host pages were given up."""
+        self.plane.drop_host(pages, rank, *self._naming(pool))
+
+    @staticmethod
+    def _naming(pool: int) -> tuple[int, ...]:
+        """The pool as a plane is told: an interpreter alone has only one."""
+        return (pool,) if pool else ()
+
+    def pages_above(self, node: int, number: int, pool: int = 0) -> np.ndarray:
+        """int32[number]: device pages, of a pool, of `node` and the nodes above it, shallowest first."""
+        nodes, _ = self.views()
+        parents, column = nodes[Column.PARENT], nodes[self._layout.page_row(Tier.DEVICE, pool)]
+        pages = np.full(number, NONE, np.int32)
+        for place in range(number - 1, -1, -1):
+            pages[place], node = column[node], int(parents[node])
+        return pages
 
     def books(self) -> np.ndarray:
         """The scalars and accounts, a copy that is read-only. Cheap as long as nothing has happened since."""
@@ -179,6 +227,10 @@ class Driver:
             return
         operations = transfers.operation[used]
         for part in np.split(used, np.flatnonzero(np.diff(operations)) + 1):
+            if transfers.kind == TransferKind.COPY:
+                source, target = (int(pages[part[0]]) for pages in (transfers.source, transfers.target))
+                self.copied &= self.plane.copy(source, target, transfers.rank, *self._naming(transfers.pool))
+                continue
             transfer = Transfer(
                 operation=int(transfers.operation[part[0]]),
                 generation=int(transfers.generation[part[0]]),
@@ -186,6 +238,7 @@ class Driver:
                 rank=transfers.rank,
                 source=transfers.source[part],
                 target=transfers.target[part],
+                pool=transfers.pool,
             )
             if transfer.kind == TransferKind.STORE:
                 self.storage.write(transfer)

@@ -1,19 +1,22 @@
 """From what callers pass to what programs take: checked int32 arrays, and the size of the program for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from purecache.answers import CacheError, check
+from purecache.entries import LANES, TAIL
 from purecache.namespaces import Namespace, namespace_digest
-from purecache.programs import LANES, TAIL, ProgramTable
-from purecache.state import CacheConfig
+from purecache.programs import ProgramTable
+from purecache.state import NONE, CacheConfig
 from purecache.transitions import Status
 
 Tokens = Sequence[int] | np.ndarray
 """A flat sequence of token ids that fit into 32 bits."""
 
 
+Values = Mapping[str, Tokens] | None
+"""Page ids by name of tail pool; NONE where there is no value."""
 Pieces = tuple[int | np.ndarray, ...]
 """What `Program.command` takes: ints and int32 arrays, not padded."""
 
@@ -21,6 +24,7 @@ Pieces = tuple[int | np.ndarray, ...]
 ORIGINS = 1 << 16
 """Namespaces that are remembered by name. Pages of one that is forgotten are not stored until it is used again."""
 _INT32 = np.dtype(np.int32)
+_NO_PAGES = np.zeros(0, np.int32)
 
 
 class Inputs:
@@ -73,6 +77,7 @@ class Inputs:
         rank: int | None,
         counted: int,
         priority: int,
+        values: Values = None,
         *,
         ends: bool = False,
     ) -> tuple[int, Pieces]:
@@ -89,8 +94,23 @@ class Inputs:
             given = given[:whole]
         elif len(given) > self._programs.largest + TAIL or (len(given) and given.min() < 0):
             check(Status.BAD_PAGE)
-        size = self._programs.bucket(max(whole, len(given) - TAIL))
-        return size, (*prompt, given, counted, priority)
+        extra = self.values(values)
+        if not ends:
+            extra = tuple(each[:whole] for each in extra)
+        longest = max((len(each) for each in (given, *extra)), default=0)
+        size = self._programs.bucket(max(whole, longest - TAIL))
+        return size, (*prompt, given, counted, priority, *extra)
+
+    def values(self, values: Values) -> tuple[np.ndarray, ...]:
+        """Per tail pool, the page ids given for it; NONE among them is skipped. Raises CacheError for unknown names."""
+        given = values or {}
+        names = self._config.pool_names[1:]
+        if unknown := set(given) - set(names):
+            raise CacheError(Status.BAD_PAGE, f"there are no pools named {sorted(unknown)}, only {list(names)}")
+        arrays = tuple(as_int32(given[name]) if name in given else _NO_PAGES for name in names)
+        if any(len(each) > self._programs.largest + TAIL or (len(each) and each.min() < NONE) for each in arrays):
+            check(Status.BAD_PAGE)
+        return arrays
 
     def pages(self, pages: np.ndarray) -> tuple[int, np.ndarray]:
         """Size of the program for a list of pages, and the list. Raises CacheError for ids below zero."""

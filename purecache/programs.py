@@ -9,7 +9,6 @@ branches included. It must contain no scatter and no sort, which that emitter of
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,102 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-import purecache.transitions as t
+from purecache.entries import Entry, entries
 from purecache.meshes import no_mesh
 from purecache.state import NONE, CacheState
 from purecache.state.layout import Layout
 
 SMALLEST = 16
 """Pages of the smallest program."""
-TAIL = 16
-"""Pages that `finish` takes besides those of its size: the ones behind the whole pages of a prompt."""
-
-LANES = (16, 128, 1024)
-"""How many prompts one program for many prompts takes."""
-
-Spec = Callable[[Layout, int], tuple[Any, ...]]
-"""Shapes of the arguments of a transition, given the size in pages."""
-
-
-def _vector(length: int) -> Any:
-    return jax.ShapeDtypeStruct((length,), np.int32)
-
-
-_ONE: Any = jax.ShapeDtypeStruct((), np.int32)
-
-
-def _prompt(layout: Layout, size: int) -> t.Prompt:
-    return t.Prompt(_vector(size * layout.page_size), _ONE, _vector(4), _ONE)
-
-
-def _offer(size: int) -> t.Offer:
-    return t.Offer(_vector(size), _ONE, _ONE)
-
-
-_NODE, _RECEIPT, _HANDLE = t.NodeHandle(_ONE, _ONE), t.ReceiptHandle(_ONE, _ONE), t.Handle(_ONE, _ONE)
-
-
-def _flags(size: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((size,), np.bool_)
-
-
-def _peek(state: CacheState, prompt: t.Prompt) -> tuple[CacheState, tuple[()], Any]:
-    return state, (), t.peek(state, prompt)
-
-
-def _prompts(layout: Layout, size: int, lanes: int) -> t.Prompt:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((lanes, *leaf.shape), leaf.dtype), _prompt(layout, size))
-
-
-def _many(lanes: int) -> "Entry":
-    return Entry(t.match_many, lambda layout, size: (_prompts(layout, size, lanes),), warmed=False)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One transition as it is compiled."""
-
-    function: Callable[..., Any]
-    arguments: Spec
-    takes_size: bool = False
-    """Whether the function takes the size as its last, static argument."""
-    sized: bool = True
-    """Whether there is a program per size."""
-    warmed: bool = True
-    """Whether `warm` compiles it unasked."""
-    small: bool = True
-    """Whether it is compiled as one native function. Not if it sorts."""
-
-
-TABLE: dict[str, Entry] = {
-    "match": Entry(t.match, lambda layout, size: (_prompt(layout, size),)),
-    "peek": Entry(_peek, lambda layout, size: (_prompt(layout, size),)),
-    **{f"match_{lanes}": _many(lanes) for lanes in LANES},
-    "admit": Entry(t.admit, lambda layout, size: (_prompt(layout, size),)),
-    "insert": Entry(t.insert, lambda layout, size: (_prompt(layout, size), _offer(size))),
-    "checkpoint": Entry(t.checkpoint, lambda layout, size: (_prompt(layout, size), _offer(size), _RECEIPT)),
-    "finish": Entry(t.finish, lambda layout, size: (_prompt(layout, size), _offer(size + TAIL), _RECEIPT)),
-    "abort": Entry(t.abort, lambda layout, size: (_ONE, _vector(size), _RECEIPT)),
-    "lock": Entry(t.lock, lambda layout, size: (_NODE,), sized=False),
-    "unlock": Entry(t.unlock, lambda layout, size: (_RECEIPT,), sized=False),
-    "allocate": Entry(t.allocate, lambda layout, size: (_ONE, _ONE), takes_size=True),
-    "release": Entry(t.release, lambda layout, size: (_ONE, _vector(size))),
-    "evict_device": Entry(t.evict_device, lambda layout, size: (_ONE, _ONE), takes_size=True),
-    "evict_host": Entry(t.evict_host, lambda layout, size: (_ONE, _ONE), takes_size=True),
-    "begin_backup": Entry(t.begin_backup, lambda layout, size: (_NODE, _ONE), takes_size=True),
-    "finish_backup": Entry(t.finish_backup, lambda layout, size: (_HANDLE, _flags(size))),
-    "begin_load_back": Entry(t.begin_load_back, lambda layout, size: (_NODE,), takes_size=True),
-    "finish_load_back": Entry(t.finish_load_back, lambda layout, size: (_HANDLE, _flags(size))),
-    "begin_store": Entry(t.begin_store, lambda layout, size: (_NODE, _ONE), takes_size=True, warmed=False),
-    "finish_store": Entry(t.finish_store, lambda layout, size: (_HANDLE, _flags(size)), warmed=False),
-    "begin_prefetch": Entry(t.begin_prefetch, lambda layout, size: (_NODE, _ONE), takes_size=True, warmed=False),
-    "finish_prefetch": Entry(
-        t.finish_prefetch,
-        lambda layout, size: (_HANDLE, _prompt(layout, size), _ONE, _vector(size), _flags(size)),
-        warmed=False,
-    ),
-    "reset": Entry(t.reset, lambda layout, size: (), sized=False, small=False),
-}
 
 
 class Program:
@@ -211,11 +121,13 @@ class ProgramTable:
     def __init__(self, state: CacheState, smallest: int = SMALLEST) -> None:
         """For states like `state`; prompts of up to `smallest` pages share the smallest program."""
         self._layout = state.layout
+        self._entries = entries(state.layout)
         self._shape = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
         )
         self._smallest = 1 << (max(1, smallest) - 1).bit_length()
-        most = max(self._smallest, self._layout.device_pages + self._layout.host_pages)
+        sizes = [self._layout, *self._layout.tails]
+        most = max(self._smallest, *(each.device_pages + each.host_pages for each in sizes))
         self._largest = 1 << (most - 1).bit_length()
         self._programs: dict[tuple[str, int], Program] = {}
 
@@ -235,16 +147,16 @@ class ProgramTable:
 
     def bound(self) -> int:
         """Most programs that can ever be compiled."""
-        return sum(len(self.buckets()) if entry.sized else 1 for entry in TABLE.values())
+        return sum(len(self.buckets()) if entry.sized else 1 for entry in self._entries.values())
 
     def get(self, name: str, size: int = 0) -> Program:
         """The program of a transition for a bucket, compiled if need be."""
         program = self._programs.get((name, size))
         if program is None:
-            size = size if TABLE[name].sized else 0
+            size = size if self._entries[name].sized else 0
             key = (name, size, self._layout, self._shape.books.sharding)
             if key not in _compiled:
-                _compiled[key] = Program(TABLE[name], self._layout, size, self._shape)
+                _compiled[key] = Program(self._entries[name], self._layout, size, self._shape)
             program = self._programs[name, size] = _compiled[key]
         return program
 
@@ -257,8 +169,8 @@ class ProgramTable:
         """
         wanted = [
             (name, size)
-            for name in ([name for name in TABLE if TABLE[name].warmed] if names is None else names)
-            for size in (self.buckets(pages) if TABLE[name].sized else [0])
+            for name in ([name for name in self._entries if self._entries[name].warmed] if names is None else names)
+            for size in (self.buckets(pages) if self._entries[name].sized else [0])
             if (name, size) not in self._programs
         ]
         with ThreadPoolExecutor(2) as pool:

@@ -1,9 +1,16 @@
-"""Hypothesis profiles; choose with PURECACHE_HYPOTHESIS. (Being here, it also lets all tests import their helpers.)"""
+"""Hypothesis profiles; choose with PURECACHE_HYPOTHESIS. (Being here, it also lets all tests import their helpers.)
+
+Compiled programs are kept on disk: the workers of one run, the processes that tests start, and later runs share them.
+"""
 
 import os
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("default", max_examples=60, stateful_step_count=40, **COMMON)
 settings.register_profile("soak", max_examples=400, stateful_step_count=50, **COMMON)

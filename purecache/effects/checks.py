@@ -43,4 +43,4 @@ def checked_transfer(transfer: Transfer, ranks: int, device_pages: int, host_pag
     if len(set(target.tolist())) < len(target):
         ids, counts = np.unique(target, return_counts=True)
         raise ValueError(f"target {written[0]} {ids[counts > 1][0]} is given twice in one transfer")
-    return Transfer(transfer.operation, transfer.generation, kind, transfer.rank, source, target)
+    return Transfer(transfer.operation, transfer.generation, kind, transfer.rank, source, target, transfer.pool)

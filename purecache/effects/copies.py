@@ -60,6 +60,31 @@ def copy_from_slots(
     return pages, _weighted(done)
 
 
+def copy_in_pool(device: Arrays, source: jax.Array, target: jax.Array, leaves: Sequence[Leaf]) -> tuple[jax.Array, ...]:
+    """Copy device page `source` to page `target` (int32[]) of the same arrays, which are donated."""
+    return tuple(
+        _write(array, _read(array, leaf.axis, source), leaf.axis, target)
+        for array, leaf in zip(device, leaves, strict=True)
+    )
+
+
+def copy_in_shard(layout: PoolLayout) -> Callable[[Arrays, jax.Array, jax.Array], Arrays]:
+    """`copy_in_pool` for arrays whose page axis is spread over devices: the shard that has the pages copies them."""
+    mesh, names = layout.leaves[0].host_sharding.mesh, layout.shards
+    specs = tuple(leaf.host_sharding.spec for leaf in layout.leaves)
+    pages = layout.leaves[0].shape[layout.leaves[0].axis] // layout.shard_count
+
+    def local(device: Arrays, source: jax.Array, target: jax.Array) -> Arrays:
+        first = lax.axis_index(names) * pages
+        mine = (source >= first) & (source < first + pages)
+        # On the other shards a page is copied onto itself.
+        source, target = (jnp.where(mine, page - first, 0) for page in (source, target))
+        return copy_in_pool(device, source, target, layout.leaves)
+
+    in_specs = (specs, PartitionSpec(), PartitionSpec())
+    return jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=specs, check_vma=False)
+
+
 def within_shards(
     copy: Callable[..., tuple[Arrays, jax.Array]], layout: PoolLayout, read: int, written: int
 ) -> Callable[..., tuple[Arrays, jax.Array]]:

@@ -15,9 +15,18 @@ from purecache.effects.host_arrays import HostArrays
 from purecache.effects.host_slots import HostSlots
 from purecache.effects.host_tier import HostTier
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.effects.pool_copies import PoolCopies
 from purecache.effects.pools import any_deleted, describe
 from purecache.effects.staged import StagedPages
-from purecache.effects.transfers import Completion, Gate, PoolGoneError, PoolLostError, PoolOwner, Transfer
+from purecache.effects.transfers import (
+    Completion,
+    Gate,
+    PoolGoneError,
+    PoolLostError,
+    PoolOwner,
+    Transfer,
+    completion_of,
+)
 from purecache.transitions import TransferKind
 
 _FORMS: dict[str, Callable[..., HostTier]] = {"slots": HostSlots, "arrays": HostArrays}
@@ -88,6 +97,7 @@ class Interpreter:
         """The arrays of the pool; with an owner, only while a transfer is started."""
         self._tier = _FORMS[host_form](self._layout, ranks * host_pages, positive("batch_pages", batch_pages))
         self._batch_pages = batch_pages
+        self._copies = PoolCopies(self._layout)
         self._gate = Gate() if gate is None else gate
         self._owner = owner
         self._flights: dict[TransferKind, deque[_Flight]] = {kind: deque() for kind in TransferKind}
@@ -174,6 +184,38 @@ class Interpreter:
             where = np.arange(len(transfer.target)) if failing is None else np.flatnonzero(~np.asarray(failing, bool))
             self._dispatch(flight, where)
 
+    def copy(self, source: int, target: int, rank: int) -> bool:
+        """Copy device page `source` to page `target` of a rank now, in the order of dispatch; whether that went well.
+
+        Raises as `start` does.
+        """
+        self._check_thread()
+        pages = checked_pages("device page", [source, target], rank, self._ranks, self._device_pages)
+        pages += np.int32(rank * self._device_pages)
+        if self._owner is None:
+            if self._leaves is not None and any_deleted(self._leaves):
+                raise PoolGoneError("the device pool was donated to a step: assign the pool that came out of it first")
+            return self._copy(pages)
+        with self._owner.access():
+            self._leaves = self._borrowed(self._owner)
+            done = self._copy(pages)
+            if self._leaves is not None:
+                self._owner.put(jax.tree.unflatten(self._layout.treedef, self._leaves))
+            self._leaves = None
+        return done
+
+    def _copy(self, pages: np.ndarray) -> bool:
+        if self._leaves is None:
+            return False
+        with DeferredInterrupts():
+            try:
+                self._leaves = self._copies.copy(self._leaves, pages[0], pages[1])
+            except Exception:
+                if any_deleted(self._leaves):
+                    self._leaves = None
+                return False
+        return True
+
     def poll(self) -> list[Completion]:
         """Completions since the last call, in the order in which their transfers were started. Never blocks.
 
@@ -209,6 +251,11 @@ class Interpreter:
         """Host pages per rank."""
         return self._host_pages
 
+    @property
+    def device_pages(self) -> int:
+        """Device pages per rank."""
+        return self._device_pages
+
     def reset(self) -> None:
         """Forget the transfers in flight (they are never reported) and every host page. The device pool stays."""
         for flights in self._flights.values():
@@ -221,7 +268,7 @@ class Interpreter:
 
     def programs(self) -> list[dict[str, Any]]:
         """What was compiled: name, variant (pages), temp_bytes, aliased_bytes, flops, pool_sized (see `Program`)."""
-        return self._tier.programs()
+        return self._tier.programs() + self._copies.programs()
 
     def counters(self) -> dict[str, int]:
         """Totals of reported transfers: pages and bytes moved each way, pages failed, transfers with a failed page."""
@@ -276,7 +323,7 @@ class Interpreter:
         self._counts["pages_backed_up" if transfer.kind is TransferKind.BACKUP else "pages_loaded_back"] += moved
         self._counts["pages_failed"] += len(flight.ok) - moved
         self._counts["transfers_failed"] += moved < len(flight.ok)
-        return Completion(transfer.operation, transfer.generation, transfer.kind, flight.ok)
+        return completion_of(transfer, flight.ok)
 
     def _check_thread(self) -> None:
         caller = threading.get_ident()

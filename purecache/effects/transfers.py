@@ -1,7 +1,7 @@
 """What goes into the data plane and what comes out: transfers, completions, the hook for tests, and the two errors."""
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,6 +52,8 @@ class Transfer:
     """int32[n] page ids local to the rank, in the tier that is read."""
     target: np.ndarray
     """int32[n] page ids local to the rank, in the tier that is written, each at most once."""
+    pool: int = 0
+    """Number of the pool in the control plane, handed back in the completion; see `Planes`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,18 @@ class Completion:
     """As in the transfer."""
     ok: np.ndarray
     """bool[n]: the bytes of page k are in its target. False is a miss: the target's bytes are then undefined."""
+    pool: int = 0
+    """As in the transfer."""
+    rank: int = 0
+    """As in the transfer."""
+    pages: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    """int32[n]: the targets of the transfer."""
+
+
+def completion_of(transfer: Transfer, ok: np.ndarray) -> Completion:
+    """How a transfer ended."""
+    names = (transfer.operation, transfer.generation, transfer.kind)
+    return Completion(*names, ok, transfer.pool, transfer.rank, transfer.target)
 
 
 class Gate:

@@ -23,6 +23,7 @@ from purecache.state.layout import (
     Scalar,
     Shelf,
     Stored,
+    TailColumn,
     Tier,
 )
 
@@ -42,7 +43,8 @@ class CacheState(eqx.Module):
     links: jax.Array
     """[buckets + rows]: hash chains, heads then nexts. A node that follows its parent's id is found without them."""
     orders: jax.Array
-    """[tiers, 2, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels."""
+    """[pools * tiers, 2, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels.
+    Those of tail pools list exactly the values that may be evicted, each rank in its first list."""
     shelves: jax.Array
     """[len(Shelf), shelf_length]: free-list and owners of the pages, per tier, pool and rank."""
     ledger: jax.Array
@@ -61,7 +63,7 @@ class CacheState(eqx.Module):
         """[] one of the scalars."""
         return self.books[name]
 
-    def account(self, name: Account, tier: Tier, rank: Any, pool: int = 0) -> jax.Array:
+    def account(self, name: Account, tier: Tier, rank: Any, pool: Any = 0) -> jax.Array:
         """[] pages of a tier, rank and pool that are in this account."""
         return self.books[self.layout.account(name, tier, rank, pool)]
 
@@ -100,12 +102,11 @@ def empty_state(config: CacheConfig) -> CacheState:
 
 def _lend_all(layout: Layout, shelves: np.ndarray, books: np.ndarray) -> None:
     """Mark every device page as lent; what stands in an empty free-list is never read."""
-    size = layout.capacity(Tier.DEVICE)
-    for rank in range(layout.ranks * layout.pools):
-        first = layout.shelf(Tier.DEVICE) + rank * size
-        shelves[Shelf.OWNERS, first : first + size] = LENT
-        books[layout.account(Account.FREE, Tier.DEVICE, rank)] = 0
-        books[layout.account(Account.LENT, Tier.DEVICE, rank)] = size
+    shelves[Shelf.OWNERS, : layout.shelf(Tier.HOST)] = LENT
+    for pool in range(layout.pools):
+        for rank in range(layout.ranks):
+            books[layout.account(Account.FREE, Tier.DEVICE, rank, pool)] = 0
+            books[layout.account(Account.LENT, Tier.DEVICE, rank, pool)] = layout.capacity(Tier.DEVICE, pool)
 
 
 def as_jax(state: CacheState, device: Any = None) -> CacheState:
@@ -124,19 +125,24 @@ def _empty_nodes(layout: Layout) -> np.ndarray:
     roots = slice(layout.nodes, layout.nodes + layout.ranks)
     nodes[Column.RANK, roots] = np.arange(layout.ranks)
     nodes[LOCKS, roots] = 1
+    nodes[Column.DEPTH, roots] = 0
+    for pool in range(1, layout.pools):
+        nodes[layout.tail_row(TailColumn.LOCKS, pool)] = 0
+        nodes[layout.tail_row(TailColumn.STORED, pool)] = Stored.NO
     return nodes
 
 
 def _empty_orders(layout: Layout) -> np.ndarray:
     heads = layout.ranks * layout.levels
-    orders = np.full((len(TIERS), 2, layout.rows + heads), NONE, np.int32)
+    orders = np.full((layout.pools * len(TIERS), 2, layout.rows + heads), NONE, np.int32)
     orders[:, :, layout.rows :] = np.arange(layout.rows, layout.rows + heads)
     return orders
 
 
 def _empty_shelves(layout: Layout) -> np.ndarray:
     shelves = np.full((len(Shelf), layout.shelf_length), FREE, np.int32)
-    stacks = [np.arange(layout.capacity(tier))[::-1] for tier in TIERS for _ in range(layout.pools * layout.ranks)]
+    sizes = [layout.capacity(tier, pool) for tier in TIERS for pool in range(layout.pools)]
+    stacks = [np.arange(size)[::-1] for size in sizes for _ in range(layout.ranks)]
     shelves[Shelf.FREE_PAGES] = np.concatenate(stacks)
     return shelves
 
@@ -155,6 +161,7 @@ def _empty_books(layout: Layout) -> np.ndarray:
     books[Scalar.VACANT_RECEIPTS] = layout.max_receipts
     books[Scalar.VACANT_OPERATIONS] = layout.max_operations
     for tier in TIERS:
-        for rank in range(layout.ranks * layout.pools):
-            books[layout.account(Account.FREE, tier, rank)] = layout.capacity(tier)
+        for pool in range(layout.pools):
+            for rank in range(layout.ranks):
+                books[layout.account(Account.FREE, tier, rank, pool)] = layout.capacity(tier, pool)
     return books

@@ -1,9 +1,10 @@
 """What a user decides about a cache, checked when it is built."""
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from purecache.state.layout import Layout
+from purecache.state.pools import ANCHOR, PoolSpec, checked_pools
 
 LAYOUT_LIMIT = 2**30
 
@@ -69,6 +70,7 @@ class CacheConfig:
     backup_threshold: uses from which a page is copied to host, instead of those of the write policy.
     external_pages: an allocator outside the cache (a scheduler's own) hands out the device pages. What is not in the
     tree is lent then, from the start and after a reset, and so is what a request leaves behind.
+    pools: those beside the KV of full attention, see `register_pool`.
     """
 
     page_size: int
@@ -85,6 +87,7 @@ class CacheConfig:
     seed: int = 0
     backup_threshold: int | None = None
     external_pages: bool = False
+    pools: tuple[PoolSpec, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every value; turn names of policies into members."""
@@ -93,7 +96,7 @@ class CacheConfig:
         least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("policy", "write", "bigrams", "external_pages") or value is None:
+            if field.name in ("policy", "write", "bigrams", "external_pages", "pools") or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{field.name} must be an int, got {value!r}")
@@ -101,6 +104,11 @@ class CacheConfig:
                 raise ConfigError(f"{field.name} must be at least {least.get(field.name, 1)}, got {value}")
         if self.levels < 2:
             raise ConfigError("levels must be at least 2: SLRU keeps two lists")
+        object.__setattr__(self, "pools", tuple(self.pools))
+        try:
+            checked_pools(self.pools, self.page_size, self.host_pages)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         layout = self.layout
         if max(layout.rows * self.page_size, layout.buckets + layout.rows, layout.shelf_length) > LAYOUT_LIMIT:
             raise ConfigError(
@@ -128,13 +136,31 @@ class CacheConfig:
         return Layout(
             page_size=self.page_size,
             ranks=self.ranks,
-            pools=1,
             device_pages=self.device_pages,
             host_pages=self.host_pages,
             levels=self.levels,
             max_operations=self.max_operations,
             max_receipts=self.max_receipts,
+            tails=tuple(spec.tail for spec in self.pools if spec.law is not None),
         )
+
+    def register_pool(self, spec: PoolSpec) -> "CacheConfig":
+        """This configuration with one pool more. Raises ConfigError where it does not fit to the others."""
+        return replace(self, pools=(*self.pools, spec))
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the pools with page ids of their own, in the order of the control plane."""
+        return (ANCHOR, *(spec.name for spec in self.pools if spec.law is not None))
+
+    def pool_of(self, name: str) -> int:
+        """Number of the pool whose page ids a pool has: its own, or those of its anchor. Raises ConfigError."""
+        anchors = {spec.name: spec.anchor for spec in self.pools if spec.anchor is not None}
+        while name in anchors:
+            name = anchors[name]
+        if name not in self.pool_names:
+            raise ConfigError(f"there is no pool named {name!r}, only {[*self.pool_names, *anchors]}")
+        return self.pool_names.index(name)
 
     @property
     def backup_hits(self) -> int:

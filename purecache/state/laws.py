@@ -33,12 +33,14 @@ from purecache.state.layout import (
     TransferKind,
 )
 from purecache.state.linked import broken_links
+from purecache.state.value_laws import Values, broken_value_laws
 
 
 def broken_laws(state: CacheState, xp: ModuleType = np) -> dict[str, Any]:
     """For each law, how often it is broken: int scalars of `xp` (numpy or jax.numpy)."""
     nodes = _Nodes(state, xp)
-    return _tree_laws(nodes) | _page_laws(nodes) | _lock_laws(nodes) | _table_laws(nodes)
+    kv = _tree_laws(nodes) | _page_laws(nodes) | _lock_laws(nodes) | _table_laws(nodes)
+    return kv | broken_value_laws(state, xp)
 
 
 def violations(state: CacheState) -> list[str]:
@@ -166,19 +168,31 @@ def _page_laws(n: _Nodes) -> dict[str, Any]:
     }
     for tier in TIERS:
         column = n.device if tier == Tier.DEVICE else n.host
-        moving = loading if tier == Tier.DEVICE else writing
         for rank in range(n.layout.ranks):
-            laws |= _shelf_laws(n, tier, rank, column, moving, held[tier])
+            laws |= _shelf_laws(n, tier, rank, 0, (column, n.incoming), held[tier])
+    for pool in range(1, n.layout.pools):
+        values = Values(n.state, pool)
+        for tier in TIERS:
+            column = values.device if tier == Tier.DEVICE else values.host
+            alive = tuple(n.live & mask for mask in values.held(tier))
+            for rank in range(n.layout.ranks):
+                laws |= _shelf_laws(n, tier, rank, pool, (column, values.incoming), alive)
     return laws
 
 
-def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held: tuple[Any, ...]) -> dict[str, Any]:
-    """The accounts, owners and free-list of one tier and rank."""
-    xp, layout = n.xp, n.layout
-    where, size = f"({tier.name.lower()}, rank {rank})", layout.capacity(tier)
-    start = layout.shelf(tier) + rank * size
+def _shelf_laws(
+    n: _Nodes, tier: Tier, rank: int, pool: int, pages_of: tuple[Any, Any], held: tuple[Any, ...]
+) -> dict[str, Any]:
+    """The accounts, owners and free-list of one tier, rank and pool.
+
+    pages_of: the pages of the nodes, and those on their way. held: nodes with evictable, protected and incoming pages.
+    """
+    xp, layout, moving = n.xp, n.layout, held[2]
+    column, incoming = pages_of
+    where, size = f"({tier.name.lower()}, rank {rank}{f', pool {pool}' if pool else ''})", layout.capacity(tier, pool)
+    start = layout.shelf(tier, pool) + rank * size
     stack, owners = n.state.shelves[:, start : start + size]
-    accounts = {account: n.state.account(account, tier, rank) for account in Account}
+    accounts = {account: n.state.account(account, tier, rank, pool) for account in Account}
     here = n.state.nodes[Column.RANK] == rank
     names = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
     reserved = {Account.IN_FLIGHT: n.total(owners <= RESERVED)}
@@ -192,7 +206,7 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
         return {f"accounts are true {where}": wrong}
     pages = xp.arange(size)
     owner = xp.where(owners >= 0, owners, 0)
-    holds = (column[owner] == pages) | (moving[owner] & (n.incoming[owner] == pages))
+    holds = (column[owner] == pages) | (moving[owner] & (incoming[owner] == pages))
     on_stack = xp.where(pages < accounts[Account.FREE], stack, size)
     counted = xp.bincount(on_stack, minlength=size + 1, **({} if xp is np else {"length": size + 1}))[:size]
     return {
@@ -209,9 +223,8 @@ def _shelf_laws(n: _Nodes, tier: Tier, rank: int, column: Any, moving: Any, held
 def _lock_laws(n: _Nodes) -> dict[str, Any]:
     ledger = n.state.ledger
     held = n.per_node(ledger[Ledger.RECEIPT_NODE], ledger[Ledger.RECEIPT_NODE] != NONE)
-    loads = ledger[Ledger.OPERATION_KIND] == TransferKind.LOAD_BACK
-    pinned = n.per_node(ledger[Ledger.OPERATION_NODE], loads)
-    kinds = ledger[Ledger.OPERATION_KIND]
+    kinds = n.xp.where(ledger[Ledger.OPERATION_POOL] == 0, ledger[Ledger.OPERATION_KIND], NONE)
+    pinned = n.per_node(ledger[Ledger.OPERATION_NODE], kinds == TransferKind.LOAD_BACK)
     storing = (kinds == TransferKind.STORE) | (kinds == TransferKind.PREFETCH)
     on_host = pinned + n.per_node(ledger[Ledger.OPERATION_NODE], storing)
     laws = {}
@@ -225,8 +238,10 @@ def _lock_laws(n: _Nodes) -> dict[str, Any]:
 
 def _table_laws(n: _Nodes) -> dict[str, Any]:
     xp, scalars, ledger = n.xp, n.state.books, n.state.ledger
-    kinds = ledger[Ledger.OPERATION_KIND]
-    out = kinds != NONE
+    out = ledger[Ledger.OPERATION_KIND] != NONE
+    kinds = xp.where(ledger[Ledger.OPERATION_POOL] == 0, ledger[Ledger.OPERATION_KIND], NONE)
+    start, size = n.layout.shelf(Tier.HOST), n.layout.ranks * n.layout.host_pages
+    reserved = n.state.shelves[Shelf.OWNERS, start : start + size] <= RESERVED
 
     def members(*wanted: TransferKind) -> Any:
         of_kind = sum(kinds == kind for kind in wanted) > 0
@@ -243,7 +258,5 @@ def _table_laws(n: _Nodes) -> dict[str, Any]:
         ),
         "every page on its way belongs to an operation": xp.abs(in_tree - n.total(n.live & (n.incoming >= 0))),
         "every page being stored belongs to an operation": xp.abs(members(TransferKind.STORE) - n.total(writing)),
-        "every reserved page belongs to a prefetch": xp.abs(
-            members(TransferKind.PREFETCH) - n.total(n.state.shelves[Shelf.OWNERS] <= RESERVED)
-        ),
+        "every reserved page belongs to a prefetch": xp.abs(members(TransferKind.PREFETCH) - n.total(reserved)),
     }

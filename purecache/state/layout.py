@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from purecache.state.pools import TailPool
+
 NONE = -1
 """No node, no page, no entry. As an index of a masked write it means "write nothing"."""
 FREE = -1
@@ -57,16 +59,33 @@ class Column(enum.IntEnum):
     """Not about the node: a stack of free node ids."""
     STORED = 16
     """A `Stored`: whether storage has its page, as far as is known."""
-    DEVICE_PAGE = 17
-    """Page ids of pool 0 by tier; those of pool p are 3 * p rows further on."""
-    HOST_PAGE = 18
-    INCOMING_PAGE = 19
+    DEPTH = 17
+    """Pages of the prefix that ends here; 0 at a root."""
+    DEVICE_PAGE = 18
+    """Page ids of pool 0 by tier; those of pool p are 3 * p rows further on. Behind them: see `TailColumn`."""
+    HOST_PAGE = 19
+    INCOMING_PAGE = 20
 
 
 LOCKS = (Column.DEVICE_LOCKS, Column.HOST_LOCKS)
 """Row of the lock references, by tier."""
 PAGES = (Column.DEVICE_PAGE, Column.HOST_PAGE, Column.INCOMING_PAGE)
 """Row of the page ids of pool 0, by tier."""
+
+
+class TailColumn(enum.IntEnum):
+    """What else is known of a tail pool's value at a node: rows of `CacheState.nodes`, see `Layout.tail_row`."""
+
+    LOCKS = 0
+    """Lock references on the value in the device tier: of receipts and loads whose prefixes need it."""
+    OPERATION = 1
+    """The unfinished operation that its incoming page belongs to."""
+    STORED = 2
+    """As Column.STORED; while it is being written, BEING_STORED plus the number of that operation."""
+
+
+BEING_STORED = 16
+"""See `TailColumn.STORED`."""
 
 
 class Shelf(enum.IntEnum):
@@ -108,6 +127,8 @@ class TransferKind(enum.IntEnum):
     """Host to storage."""
     PREFETCH = 4
     """Storage to host."""
+    COPY = 5
+    """Device to device. It ends when it is dispatched: no operation, its entries are named 0."""
 
 
 class Ledger(enum.IntEnum):
@@ -125,6 +146,8 @@ class Ledger(enum.IntEnum):
     RECEIPT_GENERATION = 6
     RECEIPT_VACANT = 7
     """Stack of vacant receipt numbers."""
+    OPERATION_POOL = 8
+    OPERATION_RANK = 9
 
 
 class Scalar(enum.IntEnum):
@@ -183,15 +206,21 @@ class Layout:
 
     page_size: int
     ranks: int
-    pools: int
     device_pages: int
-    """Device pages per rank and pool."""
+    """Device pages of pool 0 per rank."""
     host_pages: int
-    """Host pages per rank and pool."""
+    """Host pages of pool 0 per rank."""
     levels: int
     """Lists per eviction order: buckets of hits or priority."""
     max_operations: int
     max_receipts: int
+    tails: tuple[TailPool, ...] = ()
+    """Pools 1 and following."""
+
+    @cached_property
+    def pools(self) -> int:
+        """How many pools have page ids of their own."""
+        return 1 + len(self.tails)
 
     @cached_property
     def nodes(self) -> int:
@@ -217,28 +246,41 @@ class Layout:
         """Node id of the root of a rank. Roots come after all nodes, so that no root is followed by a node in a run."""
         return self.nodes + rank
 
-    def capacity(self, tier: int) -> int:
-        """Pages per rank and pool of a tier."""
-        return self.device_pages if tier == Tier.DEVICE else self.host_pages
+    def capacity(self, tier: int, pool: int = 0) -> int:
+        """Pages per rank of a tier and pool."""
+        sizes = self.tails[pool - 1] if pool else self
+        return sizes.device_pages if tier == Tier.DEVICE else sizes.host_pages
 
     def shelf(self, tier: int, pool: int = 0) -> int:
         """Offset in the rows of `shelves` at which the ranks of a tier and pool begin."""
-        before = self.pools * self.device_pages if tier == Tier.HOST else 0
-        return self.ranks * (before + pool * self.capacity(tier))
+        whole = [self.capacity(each, p) for each in TIERS for p in range(self.pools)]
+        return self.ranks * sum(whole[: tier * self.pools + pool])
 
     @cached_property
     def shelf_length(self) -> int:
         """Length of the rows of `shelves`."""
-        return self.ranks * self.pools * (self.device_pages + self.host_pages)
+        return self.ranks * sum(self.capacity(tier, pool) for tier in TIERS for pool in range(self.pools))
 
-    def account(self, account: int, tier: int, rank: Any, pool: int = 0) -> Any:
-        """Index in `books` of an account; `rank` may be an array."""
+    def order(self, tier: int, pool: Any = 0) -> Any:
+        """Index in `orders` of the order of a tier and pool."""
+        return pool * len(TIERS) + tier
+
+    def page_row(self, tier: int, pool: Any = 0) -> Any:
+        """Row of `nodes` with the page ids of a pool in a `Tier`."""
+        return Column.DEVICE_PAGE + 3 * pool + tier
+
+    def tail_row(self, column: TailColumn, pool: Any) -> Any:
+        """Row of `nodes` with what else is known of the values of a tail pool."""
+        return Column.DEVICE_PAGE + 3 * self.pools + len(TailColumn) * (pool - 1) + column
+
+    def account(self, account: Any, tier: int, rank: Any, pool: Any = 0) -> Any:
+        """Index in `books` of an account; all but the tier may be arrays."""
         return len(Scalar) + ((account * len(TIERS) + tier) * self.pools + pool) * self.ranks + rank
 
     @cached_property
     def columns(self) -> int:
         """Rows of `nodes`."""
-        return Column.DEVICE_PAGE + 3 * self.pools
+        return Column.DEVICE_PAGE + 3 * self.pools + len(TailColumn) * len(self.tails)
 
     @cached_property
     def hash_keys(self) -> int:

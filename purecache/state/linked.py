@@ -6,6 +6,7 @@ import numpy as np
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
+from purecache.state.value_laws import broken_value_links
 
 
 def broken_links(state: CacheState) -> list[str]:
@@ -14,7 +15,7 @@ def broken_links(state: CacheState) -> list[str]:
     found = [*_siblings(state, live), *_chains(state, live), *_free_nodes(state, live)]
     for tier in TIERS:
         found += _orders(state, tier, live)
-    return found
+    return [*found, *broken_value_links(state)]
 
 
 def _siblings(state: CacheState, live: np.ndarray) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from purecache.state.layout import TransferKind
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
+from purecache.transitions.fork import copy_page, fork
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import allocate, release
 from purecache.transitions.load_back import begin_load_back, finish_load_back
@@ -13,6 +14,8 @@ from purecache.transitions.prefetch import begin_prefetch, finish_prefetch
 from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
 from purecache.transitions.store import begin_store, finish_store
+from purecache.transitions.value_storage import finish_value_prefetch, finish_value_store
+from purecache.transitions.value_transfers import finish_value_backup, finish_value_load
 from purecache.transitions.vocabulary import NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import Prompt
 
@@ -34,6 +37,7 @@ __all__ = [
     "begin_prefetch",
     "begin_store",
     "checkpoint",
+    "copy_page",
     "evict_device",
     "evict_host",
     "finish",
@@ -41,6 +45,11 @@ __all__ = [
     "finish_load_back",
     "finish_prefetch",
     "finish_store",
+    "finish_value_backup",
+    "finish_value_load",
+    "finish_value_prefetch",
+    "finish_value_store",
+    "fork",
     "insert",
     "lock",
     "match",

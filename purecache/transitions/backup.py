@@ -15,6 +15,7 @@ from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import end_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
+from purecache.transitions.value_transfers import begin_value_backup
 from purecache.transitions.vocabulary import BackupBegun, Finished, NodeHandle, Status, Step
 from purecache.transitions.walk import ancestor, climb
 
@@ -50,6 +51,7 @@ def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: i
 
     Host pages are reserved, evicting old ones if need be, and stay invisible until `finish_backup`. With too little
     room the deeper pages are left out, and counted as refused. Begun again, it goes on with what is still missing.
+    Of each tail pool, values whose page is on host, or on its way there, are copied likewise, the deepest first.
     """
     state, live = look(state, is_live, handle)
     node = masked(live, handle.node)
@@ -70,10 +72,17 @@ def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: i
     state = put(state, "nodes", (Column.INCOMING_PAGE, nodes), target)
     state = count(state, BACKUP_PAGES=number, BACKUP_REFUSED_PAGES=jnp.where(vacant, asked, missing) - number)
     used = jnp.arange(size) < number
-    transfers = transfers_of(TransferKind.BACKUP, rank, operation, used, source, target)
+    effects = [transfers_of(TransferKind.BACKUP, rank, operation, used, source, target)]
+    values = []
+    for pool in range(1, state.layout.pools):
+        state, transfers, begun = begin_value_backup(state, pool, node, rank, hits, size)
+        effects.append(transfers)
+        values.append(begun)
+    some_begun = sum(values, number) > 0
     refusal = jnp.where(vacant, Status.NO_ROOM, Status.TABLE_FULL)
-    status = jnp.where(number > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
-    return Step(state, (transfers,), BackupBegun(jnp.where(live, status, Status.BAD_NODE), number))
+    status = jnp.where(some_begun, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
+    reply = BackupBegun(jnp.where(live, status, Status.BAD_NODE), number, tuple(values))
+    return Step(state, tuple(effects), reply)
 
 
 def leading_run(token: jax.Array, ok: jax.Array, members: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Account, Scalar, Tier
+from purecache.state.layout import NONE, Scalar, Tier
 from purecache.transitions.scans import end_of, repeat
 
 View = TypeVar("View")
@@ -96,7 +96,7 @@ def count(state: CacheState, **amounts: Any) -> CacheState:
     return state.replace(books=lax.dynamic_update_slice(state.books, scalars, (0,)))
 
 
-def book(state: CacheState, account: Account, tier: Tier, rank: Any, amount: Any) -> CacheState:
-    """Add `amount` pages to an account of a tier and rank."""
-    index = jnp.asarray(state.layout.account(account, tier, rank), jnp.int32)
+def book(state: CacheState, account: Any, tier: Tier, rank: Any, amount: Any, pool: Any = 0) -> CacheState:
+    """Add `amount` pages to an account of a tier, rank and pool. A program may find out the account; NONE is none."""
+    index = masked(jnp.asarray(account) >= 0, state.layout.account(account, tier, rank, pool))
     return state.replace(books=set_entry(state.books, index, state.books[index] + amount))

@@ -1,6 +1,6 @@
 """Eviction of device and host pages, leaf first, in the order of the policy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,15 @@ from purecache.transitions.orders import NEWER, OLDER, arrive, drop_entry, rule
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import end_of
 from purecache.transitions.standing import set_pages
+from purecache.transitions.value_evict import (
+    WriteBack,
+    evict_device_values,
+    evict_host_values,
+    no_write_back,
+    write_back_of,
+    write_back_value,
+)
+from purecache.transitions.values import drop_values
 from purecache.transitions.victims import Cursor, first_cursor, seek, step_back
 from purecache.transitions.vocabulary import Evicted, Status, Step, Transfers
 
@@ -48,11 +57,17 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
     return count(state, EVICTED_HOST_PAGES=freed), pages
 
 
-def evict_host(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Evicted]:
-    """Free up to `number` host pages of a rank: leaves that are on host alone, oldest first. `size` is static."""
+def evict_host(state: CacheState, rank: jax.Array, number: jax.Array, size: int, pool: int = 0) -> Step[Evicted]:
+    """Free up to `number` host pages of a rank: leaves that are on host alone, or values of a tail pool, oldest first.
+
+    `size` and `pool` are static.
+    """
     good = (rank >= 0) & (rank < state.layout.ranks)
-    rank = jnp.where(good, rank, 0)
-    state, pages = evict_host_pages(count(state, CLOCK=good), rank, jnp.where(good, number, 0), size)
+    rank, number, state = jnp.where(good, rank, 0), jnp.where(good, number, 0), count(state, CLOCK=good)
+    if pool:
+        state, pages = evict_host_values(state, rank, number, size, pool)
+    else:
+        state, pages = evict_host_pages(state, rank, number, size)
     return Step(state, (), Evicted(jnp.where(good, Status.OK, Status.BAD_RANK), end_of(state.token, pages >= 0), pages))
 
 
@@ -67,6 +82,10 @@ class _Sweep(NamedTuple):
     handle: Handle
     """The open operation."""
     transfers: Transfers
+    values: tuple[WriteBack, ...]
+    """Per tail pool: copies of the values that leave with the pages."""
+    left: tuple[jax.Array, ...]
+    """Per tail pool [size]: pages of the values that left."""
 
 
 def _reserve_backup(state: CacheState, rank: jax.Array, node: jax.Array, sweep: _Sweep) -> tuple[CacheState, _Sweep]:
@@ -96,15 +115,18 @@ def _reserve_backup(state: CacheState, rank: jax.Array, node: jax.Array, sweep: 
     return state, sweep._replace(last=jnp.where(granted, node, sweep.last), handle=handle, transfers=transfers)
 
 
-def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> CacheState:
-    """Free the device page of a leaf. The node stays if host has it or will have it, else it goes."""
+def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> tuple[CacheState, jax.Array]:
+    """Free the device page of a leaf and its values there. The node stays if host has it or will have it, else it goes.
+
+    Returns the state and the pages of the values, [tail pools].
+    """
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
         device, host, incoming = (state.nodes[row, node] for row in PAGES)
         return state.nodes[Column.PARENT, node], device, host >= 0, incoming >= 0
 
+    state, values = drop_values(state, rank, node, Tier.DEVICE)
     state, (parent, page, on_host, pending) = look(state, plan)
-
     state = give_pages(set_pages(state, rank, node, device=NONE), Tier.DEVICE, rank, page)
     state = add(state, "nodes", (Column.DEVICE_CHILDREN, parent), -1)
     state = drop_entry(state, Tier.DEVICE, node)
@@ -116,13 +138,31 @@ def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> CacheS
         state, empty = look(state, is_empty, node)
         return when(empty, lambda state: remove(state, node), state)
 
-    return count(when(lost, forget, state), DROPPED_PAGES=lost)
+    return count(when(lost, forget, state), DROPPED_PAGES=lost), values
+
+
+def _copy_values(state: CacheState, rank: jax.Array, node: jax.Array, copied: jax.Array, sweep: _Sweep) -> Any:
+    """Copy the values of a victim to host too, under write back or if its page is `copied` there."""
+
+    def kept(state: CacheState) -> jax.Array:
+        return (state.nodes[Column.HOST_PAGE, node] >= 0) | (state.nodes[Column.INCOMING_PAGE, node] >= 0)
+
+    state, stays = look(state, kept)
+    wanted = stays & (copied | (state.books[Scalar.WRITE_BACK] > 0))
+    values = []
+    for pool, progress in enumerate(sweep.values, 1):
+        state, value = write_back_value(state, rank, pool, node, wanted, sweep.freed, progress)
+        values.append(value)
+    return state, sweep._replace(values=tuple(values))
 
 
 def evict_device_pages(
     state: CacheState, rank: jax.Array, number: jax.Array, size: int
-) -> tuple[CacheState, jax.Array, Transfers]:
-    """Free up to `number` (at most size) device pages. Returns the state, the pages and the write-back transfers."""
+) -> tuple[CacheState, jax.Array, tuple[jax.Array, ...], tuple[Transfers, ...]]:
+    """Free up to `number` (at most size) device pages of pool 0, and the values that go with them.
+
+    Returns the state, the pages [size], those of each tail pool, and the write-back transfers of every pool.
+    """
 
     def step(carry: tuple[CacheState, _Sweep]) -> tuple[CacheState, _Sweep]:
         state, sweep = carry
@@ -143,11 +183,13 @@ def evict_device_pages(
             state,
             sweep,
         )
-        state = _leave_device(state, rank, node)
+        state, sweep = _copy_values(state, rank, node, wanted, sweep)
+        state, values = _leave_device(state, rank, node)
         state, cursor = step_back(state, Tier.DEVICE, rank, sweep.cursor, follower, parent)
         state, cursor = seek(state, Tier.DEVICE, rank, cursor)
         pages = set_entry(sweep.pages, sweep.freed, page)
-        return state, sweep._replace(cursor=cursor, freed=sweep.freed + 1, pages=pages)
+        left = tuple(set_entry(old, sweep.freed, values[place]) for place, old in enumerate(sweep.left))
+        return state, sweep._replace(cursor=cursor, freed=sweep.freed + 1, pages=pages, left=left)
 
     limit, rows = jnp.minimum(number, size), state.layout.rows
     state, cursor = look(state, lambda state: first_cursor(state, Tier.DEVICE, rank))
@@ -155,23 +197,45 @@ def evict_device_pages(
         limit > 0, lambda state: seek(state, Tier.DEVICE, rank, cursor), lambda state: (state, cursor), state
     )
     none, blank = jnp.int32(NONE), jnp.full(size, NONE, jnp.int32)
-    transfers = Transfers(jnp.int32(TransferKind.BACKUP), rank, blank, blank, blank, blank)
-    sweep = _Sweep(cursor, jnp.int32(0), blank, none, Handle(none, none), transfers)
+    transfers = Transfers(jnp.int32(TransferKind.BACKUP), jnp.int32(0), rank, blank, blank, blank, blank)
+    values = tuple(no_write_back(size) for _ in state.layout.tails)
+    left = tuple(blank for _ in values)
+    sweep = _Sweep(cursor, jnp.int32(0), blank, none, Handle(none, none), transfers, values, left)
     state, sweep = lax.while_loop(
         lambda carry: (carry[1].freed < limit) & (carry[1].cursor.entry < rows), step, (state, sweep)
     )
-    return count(state, EVICTED_DEVICE_PAGES=sweep.freed), sweep.pages, sweep.transfers
+    copies = [write_back_of(rank, pool, values) for pool, values in enumerate(sweep.values, 1)]
+    every = (sweep.transfers, *copies)
+    return count(state, EVICTED_DEVICE_PAGES=sweep.freed), sweep.pages, sweep.left, every
 
 
-def evict_device(state: CacheState, rank: jax.Array, number: jax.Array, size: int) -> Step[Evicted]:
-    """Free up to `number` device pages of a rank, in the order of the policy. `size` is static.
+def make_room(
+    state: CacheState, rank: jax.Array, number: jax.Array, size: int, pool: int = 0
+) -> tuple[CacheState, tuple[Transfers, ...]]:
+    """Free up to `number` (at most size) device pages of a pool. Returns the state and the write-back transfers."""
+    if pool:
+        state, _, sweep = evict_device_values(state, rank, number, size, pool)
+        return state, (write_back_of(rank, pool, sweep),)
+    state, _, _, every = evict_device_pages(state, rank, number, size)
+    return state, every
+
+
+def evict_device(state: CacheState, rank: jax.Array, number: jax.Array, size: int, pool: int = 0) -> Step[Evicted]:
+    """Free up to `number` device pages of a rank, in the order of the policy; values of a tail pool, oldest first.
+
+    `size` and `pool` are static.
 
     Under write back, or when host children depend on it, a page is copied to host: the effect must be dispatched
     before the freed pages are written again.
     """
     good = (rank >= 0) & (rank < state.layout.ranks)
     rank = jnp.where(good, rank, 0)
-    state = count(state, CLOCK=good)
-    state, pages, transfers = evict_device_pages(state, rank, jnp.where(good, number, 0), size)
+    number, state = jnp.where(good, number, 0), count(state, CLOCK=good)
+    values: tuple[jax.Array, ...] = ()
+    if pool:
+        state, pages, sweep = evict_device_values(state, rank, number, size, pool)
+        every: tuple[Transfers, ...] = (write_back_of(rank, pool, sweep),)
+    else:
+        state, pages, values, every = evict_device_pages(state, rank, number, size)
     status = jnp.where(good, Status.OK, Status.BAD_RANK)
-    return Step(state, (transfers,), Evicted(status, end_of(state.token, pages >= 0), pages))
+    return Step(state, every, Evicted(status, end_of(state.token, pages >= 0), pages, values))

@@ -1,19 +1,20 @@
 """Insert: hand the pages of a computed prompt to the tree."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier
+from purecache.state.layout import NONE, Account, Column, Scalar, Tier
 from purecache.transitions.columns import add, book, count, look, masked, put, when
 from purecache.transitions.lend import all_lent_once
 from purecache.transitions.nodes import create_node
 from purecache.transitions.orders import arrive, touch
 from purecache.transitions.pages import own_pages
-from purecache.transitions.scans import first_of, number_of, repeat, some
+from purecache.transitions.scans import end_of, first_of, number_of, repeat, some
 from purecache.transitions.standing import set_pages
+from purecache.transitions.values import adopt_value, deepest_valid, touch_values, value_at
 from purecache.transitions.vocabulary import Inserted, Status, Step
 from purecache.transitions.walk import Prompt, page_at, root_of, size_of, walk
 
@@ -27,6 +28,8 @@ class Offer(NamedTuple):
     """[] pages at the front that an earlier insert of the same request has counted as hits."""
     priority: jax.Array
     """[] priority of the request."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool [size]: device page of the value at each page of the prompt, NONE where the request has none."""
 
 
 class _Plan(NamedTuple):
@@ -45,28 +48,44 @@ class _Plan(NamedTuple):
     """[] pages of the prompt that will be in the tree."""
     created: jax.Array
     """[] how many nodes are new."""
+    values: tuple[jax.Array, ...]
+    """Per tail pool [size]: the tree's own device page of each value, or NONE."""
+    adopt_values: tuple[jax.Array, ...]
+    """Per tail pool [size] bool: the tree takes the offered value."""
 
 
 def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     size = size_of(state, prompt)
     index = jnp.arange(size, dtype=jnp.int32)
-    path = walk(state, prompt, *PAGES)
+    layout = state.layout
+    path = walk(state, prompt, *(layout.page_row(tier, pool) for pool in range(layout.pools) for tier in Tier))
     known = index < path.length
     found = jnp.where(known, path.nodes[:size], 0)
-    device, host, incoming = (masked(known, pages[:size]) for pages in path.columns)
+    device, host, incoming, *values = (masked(known, pages[:size]) for pages in path.columns)
     # A page that is being loaded belongs to that operation until it ends, and so does everything below it.
     loading = known & (device < 0) & (host >= 0) & (incoming >= 0)
     length = jnp.minimum(first_of(state.token, loading), prompt.pages)
     free_nodes = state.books[Scalar.FREE_NODES]
     length = jnp.minimum(length, path.length + free_nodes)
+    trees, here, comes = values[::3], [], []
+    for each, (own, on_host, coming) in enumerate(zip(trees, values[1::3], values[2::3], strict=True)):
+        comes.append((own < 0) & (on_host >= 0) & (coming >= 0))
+        here.append((own >= 0) | comes[-1] | (offer.values[each][:size] >= 0))
+    # Behind the last valid prefix a page would be of no use. What the tree has on device it keeps.
+    there = jnp.minimum(first_of(state.token, device < 0), length)
+    length = jnp.maximum(deepest_valid(state, length, here), there) if here else length
     inside = index < length
     fresh = state.nodes[Column.FREE_NODES, jnp.maximum(free_nodes - 1 - (index - path.length), 0)]
     nodes = masked(inside, jnp.where(known, found, fresh))
     parents = jnp.concatenate([root_of(state, prompt.rank)[None], nodes[:-1]])
     adopt = inside & (device < 0)
-    return _Plan(
-        jnp.int32(Status.OK), nodes, parents, known & inside, adopt, length, jnp.maximum(length - path.length, 0)
+    created = jnp.maximum(length - path.length, 0)
+    taken = tuple(
+        inside & (own < 0) & ~coming & (given[:size] >= 0)
+        for own, coming, given in zip(trees, comes, offer.values, strict=True)
     )
+    status = jnp.int32(Status.OK)
+    return _Plan(status, nodes, parents, known & inside, adopt, length, created, tuple(trees), taken)
 
 
 def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
@@ -114,6 +133,8 @@ def insert_if(
     foreign = masked(~jnp.pad(own, (0, len(every) - size)), left)
     missing = some(state.token, (index < prompt.pages) & (offer.pages < 0))
     state, lent = all_lent_once(state, prompt.rank, foreign)
+    state, offer, spare, good_values = _examine_values(state, prompt, offer, plan, ends)
+    lent &= good_values
     status = jnp.where(good, jnp.where(lent & ~missing, Status.OK, Status.BAD_PAGE), Status.BAD_LENGTH)
     status = jnp.where(known, jnp.where(good_rank, status, Status.BAD_RANK), Status.BAD_RECEIPT)
     ok = status == Status.OK
@@ -121,6 +142,7 @@ def insert_if(
     # Most inserts find most of the prompt in the tree: the writes for new pages are left out where there are none.
     state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan), state)
     state = when(ok & some(state.token, plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
+    state = _adopt_values(state, prompt, offer, plan, ok)
     state = _use(state, prompt, offer, plan, ok)
     state, pages = look(state, lambda state: state.nodes[Column.DEVICE_PAGE, jnp.maximum(plan.nodes, 0)])
     adopted = number_of(state.token, plan.adopt & ok)
@@ -132,7 +154,48 @@ def insert_if(
     state = count(state, DUPLICATE_PAGES=number_of(state.token, duplicates >= 0), INSERTED_PAGES=adopted)
     length, clock = jnp.where(ok, plan.length, 0), state.books[Scalar.CLOCK]
     wanted = jnp.where(ok, wanted, 0)
-    return state, Inserted(status, length, node, clock, masked(inside, pages), duplicates, wanted)
+    state = touch_values(state, Tier.DEVICE, masked(length > 0, node), prompt.rank)
+    held = tuple(
+        masked(inside, jnp.where(taken, given[:size], own))
+        for own, taken, given in zip(plan.values, plan.adopt_values, offer.values, strict=True)
+    )
+    spare = tuple(masked(ok, pages) for pages in spare)
+    pages = masked(inside, pages)
+    return state, Inserted(status, length, node, clock, pages, duplicates, wanted, held, spare)
+
+
+def _examine_values(
+    state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ends: bool
+) -> tuple[CacheState, Offer, list[jax.Array], jax.Array]:
+    """Check the values offered: each must be the tree's own at that node, or lent and given once.
+
+    Returns the state, the offer without those behind the prompt, what the tree won't take of it ([size], and all that
+    is offered if the request `ends`), and whether it is good.
+    """
+    offered, spare, good = [], [], jnp.bool_(True)
+    for pool, (given, trees, taken) in enumerate(zip(offer.values, plan.values, plan.adopt_values, strict=True), 1):
+        every, size = jnp.arange(given.shape[0], dtype=jnp.int32), trees.shape[0]
+        inside = masked(every < prompt.pages, given)
+        own = (inside[:size] >= 0) & (inside[:size] == trees) & (jnp.arange(size) < plan.length)
+        left = given if ends else inside
+        state, lent = all_lent_once(state, prompt.rank, masked(~jnp.pad(own, (0, len(every) - size)), left), pool)
+        good &= lent
+        offered.append(inside)
+        refused = ~jnp.pad(own | taken, (0, len(every) - size))
+        spare.append(masked(refused & (ends | (every < plan.length)), left))
+    return state, offer._replace(values=tuple(offered)), spare, good
+
+
+def _adopt_values(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ok: jax.Array) -> CacheState:
+    """Give the tree the offered values that it lacks, the shallowest first."""
+    for pool, (given, taken) in enumerate(zip(offer.values, plan.adopt_values, strict=True), 1):
+        takers = masked(taken & ok, plan.nodes)
+
+        def one(index: jax.Array, state: CacheState, pool: int = pool, given: Any = given, takers: Any = takers) -> Any:
+            return adopt_value(state, prompt.rank, pool, takers[index], given[index])
+
+        state = repeat(state.token, end_of(state.token, takers >= 0), one, state)
+    return state
 
 
 def _adopt(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
@@ -164,9 +227,18 @@ def _use(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ok: jax.A
 
 
 def _wanted(state: CacheState, plan: _Plan) -> jax.Array:
-    """[] how many pages of the path have the hits for a backup and no copy on host, nor one on its way."""
+    """[] how many pages of the path have the hits for a backup and no copy on host, nor one on its way.
+
+    The pool with most of them counts.
+    """
     nodes = jnp.maximum(plan.nodes, 0)
     threshold = state.books[Scalar.BACKUP_HITS]
+    enough = (threshold > 0) & (state.nodes[Column.HITS, nodes] >= threshold) & (plan.nodes != NONE)
     bare = (state.nodes[Column.HOST_PAGE, nodes] < 0) & (state.nodes[Column.INCOMING_PAGE, nodes] < 0)
-    enough = (threshold > 0) & (state.nodes[Column.HITS, nodes] >= threshold)
-    return number_of(state.token, bare & enough & (plan.nodes != NONE))
+    most = number_of(state.token, bare & enough)
+    for pool in range(1, state.layout.pools):
+        value = value_at(state, nodes, pool)
+        bare = (value.device >= 0) & (value.host < 0) & (value.incoming < 0)
+        has_host = state.layout.capacity(Tier.HOST, pool) > 0
+        most = jnp.maximum(most, number_of(state.token, bare & enough)) if has_host else most
+    return most

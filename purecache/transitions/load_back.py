@@ -10,14 +10,21 @@ from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.backup import leading_run
 from purecache.transitions.columns import add, count, look, masked, put
-from purecache.transitions.evict import evict_device_pages
+from purecache.transitions.evict import make_room
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
 from purecache.transitions.operations import Handle, close_operation, ended, open_operation, transfers_of
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import first_of, number_of
 from purecache.transitions.standing import set_pages
-from purecache.transitions.vocabulary import Finished, LoadBegun, NodeHandle, Status, Step
+from purecache.transitions.value_transfers import (
+    Missing,
+    claim_values,
+    find_missing,
+    load_values,
+)
+from purecache.transitions.values import needed_of
+from purecache.transitions.vocabulary import Finished, LoadBegun, NodeHandle, Status, Step, Transfers
 from purecache.transitions.walk import climb
 
 
@@ -59,16 +66,47 @@ def _chain(state: CacheState, node: jax.Array) -> _Chain:
     return _Chain(usable, length, needed, unprotected)
 
 
-def _verdict(state: CacheState, live: jax.Array, chain: _Chain, rank: jax.Array, size: int) -> jax.Array:
-    """[] status: whether the chain may be loaded."""
-    room = free_count(state, Tier.DEVICE, rank) + state.account(Account.EVICTABLE, Tier.DEVICE, rank)
+class _Plan(NamedTuple):
+    """All that is missing on device of a prefix."""
+
+    chain: _Chain
+    values: tuple[Missing, ...]
+    """Per tail pool."""
+    longest: jax.Array
+    """[] pages of the chain, or nodes on which a pool needs values: the larger number."""
+
+
+def _plan(state: CacheState, node: jax.Array, size: int) -> _Plan:
+    chain = _chain(state, node)
+    values = tuple(find_missing(state, pool, node, size) for pool in range(1, state.layout.pools))
+    longest = chain.length
+    for pool in range(1, state.layout.pools):
+        longest = jnp.maximum(longest, needed_of(state, node, pool))
+    return _Plan(chain, values, longest)
+
+
+def _verdict(state: CacheState, live: jax.Array, plan: _Plan, rank: jax.Array, size: int) -> jax.Array:
+    """[] status: whether all that is missing may be loaded."""
+    chain = plan.chain
+
+    def room(pool: int) -> jax.Array:
+        free = free_count(state, Tier.DEVICE, rank, pool)
+        return free + state.account(Account.EVICTABLE, Tier.DEVICE, rank, pool)
+
+    fits, usable = chain.needed <= room(0) - chain.unprotected, chain.usable
+    operations, needed, coming = (chain.needed > 0).astype(jnp.int32), chain.needed, chain.length - chain.needed
+    for pool, missing in enumerate(plan.values, 1):
+        wanted = missing.wanted
+        fits, usable = fits & (wanted <= room(pool) - missing.evictable), usable & missing.usable
+        operations, needed, coming = operations + (wanted > 0), needed + wanted, coming + missing.loading
     tokens = chain.needed * state.layout.page_size
-    status = jnp.where(chain.needed <= room - chain.unprotected, Status.OK, Status.NO_ROOM)
-    status = jnp.where(state.books[Scalar.VACANT_OPERATIONS] > 0, status, Status.TABLE_FULL)
-    status = jnp.where(tokens >= state.books[Scalar.LOAD_BACK_TOKENS], status, Status.BELOW_THRESHOLD)
-    status = jnp.where(chain.needed > 0, status, Status.JOINED)
-    status = jnp.where((chain.length > 0) & chain.usable, status, Status.NOTHING)
-    status = jnp.where(chain.length <= size, status, Status.BAD_LENGTH)
+    enough = (tokens >= state.books[Scalar.LOAD_BACK_TOKENS]) | (needed > chain.needed)
+    status = jnp.where(fits, Status.OK, Status.NO_ROOM)
+    status = jnp.where(state.books[Scalar.VACANT_OPERATIONS] >= operations, status, Status.TABLE_FULL)
+    status = jnp.where(enough, status, Status.BELOW_THRESHOLD)
+    status = jnp.where(needed > 0, status, Status.JOINED)
+    status = jnp.where((needed + coming > 0) & usable, status, Status.NOTHING)
+    status = jnp.where(plan.longest <= size, status, Status.BAD_LENGTH)
     return jnp.where(live, status, Status.BAD_NODE)
 
 
@@ -77,21 +115,23 @@ def begin_load_back(state: CacheState, handle: NodeHandle, size: int) -> Step[Lo
 
     Room is what is free plus what can be evicted without the path itself. Source and destination are pinned until
     `finish_load_back`. Pages that another operation is loading already are joined. `size` (static) bounds the chain.
+    What the prefix needs of each tail pool is brought along, by an operation of that pool.
     """
     state, live = look(state, is_live, handle)
     safe = jnp.where(live, handle.node, state.layout.nodes)
     state, rank = look(state, rank_of, safe)
-    state, chain = look(state, _chain, safe)
-    status = _verdict(state, live, chain, rank, size)
+    state, plan = look(state, lambda state: _plan(state, safe, size))
+    status, chain = _verdict(state, live, plan, rank, size), plan.chain
     go = status == Status.OK
     refused = live & ((status == Status.NO_ROOM) | (status == Status.TABLE_FULL) | (status == Status.BELOW_THRESHOLD))
     state = count(state, CLOCK=live, LOADS_REFUSED=refused)
     pinned, number = masked(go, safe), jnp.where(go, chain.needed, 0)
     state = lock_path(lock_path(state, Tier.HOST, pinned), Tier.DEVICE, pinned)
-    # Before the eviction, whose write back would take the last vacant operation.
-    state, operation = open_operation(state, TransferKind.LOAD_BACK, pinned, number)
+    # Before the evictions, whose write back would take the last vacant operations.
+    state, operation = open_operation(state, TransferKind.LOAD_BACK, masked(number > 0, pinned), number)
+    state, loads = _claim_values(state, rank, go, plan)
     short = jnp.maximum(number - free_count(state, Tier.DEVICE, rank), 0)
-    state, _, write_back = evict_device_pages(state, rank, short, size)
+    state, write_back = make_room(state, rank, short, size)
     wanted = jnp.where(go | (status == Status.JOINED), chain.length, 0)
     state, nodes = look(state, lambda state: climb(state, safe, wanted, size))
     members = masked(jnp.arange(size) < number, nodes)
@@ -105,8 +145,37 @@ def begin_load_back(state: CacheState, handle: NodeHandle, size: int) -> Step[Lo
     shallowest_first = jnp.where(index < total, pages[jnp.maximum(total - 1 - index, 0)], NONE)
     used = members != NONE
     transfers = transfers_of(TransferKind.LOAD_BACK, rank, operation, used, source, target)
+    state, effects = _load_values(state, rank, plan, loads, size)
+    # Without an operation on kv, the prefix was pinned for the evictions only.
+    idle = masked(number == 0, pinned)
+    state = unlock_path(unlock_path(state, Tier.DEVICE, idle), Tier.HOST, idle) if effects else state
     reply = LoadBegun(status, operation.operation, operation.generation, number, shallowest_first)
-    return Step(state, (write_back, transfers), reply)
+    return Step(state, (*write_back, transfers, *effects), reply)
+
+
+def _claim_values(
+    state: CacheState, rank: jax.Array, go: jax.Array, plan: _Plan
+) -> tuple[CacheState, list[tuple[Handle, jax.Array]]]:
+    """Open an operation per tail pool that has values to load; these, and how many values."""
+    loads = []
+    for pool, missing in enumerate(plan.values, 1):
+        number = jnp.where(go, missing.wanted, 0)
+        state, operation = claim_values(state, pool, rank, missing, number)
+        loads.append((operation, number))
+    return state, loads
+
+
+def _load_values(
+    state: CacheState, rank: jax.Array, plan: _Plan, loads: list[tuple[Handle, jax.Array]], size: int
+) -> tuple[CacheState, list[Transfers]]:
+    """Make room for the values of each tail pool and reserve their pages; the effects."""
+    effects: list[Transfers] = []
+    for pool, (missing, (operation, number)) in enumerate(zip(plan.values, loads, strict=True), 1):
+        short = jnp.maximum(number - free_count(state, Tier.DEVICE, rank, pool), 0)
+        state, write_back = make_room(state, rank, short, size, pool)
+        state, transfers = load_values(state, pool, rank, missing, operation, number)
+        effects += [*write_back, transfers]
+    return state, effects
 
 
 def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finished]:

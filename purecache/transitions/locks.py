@@ -17,6 +17,7 @@ from purecache.transitions.columns import add, count, look, masked, put, when
 from purecache.transitions.nodes import is_empty, is_free, prune
 from purecache.transitions.orders import touch
 from purecache.transitions.standing import evictable, move_between, standing_of
+from purecache.transitions.values import hold_values
 from purecache.transitions.vocabulary import Locked, NodeHandle, Status, Step, Unlocked
 
 
@@ -69,10 +70,14 @@ def rank_of(state: CacheState, node: jax.Array) -> jax.Array:
 
 
 def lock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
-    """Protect `node` and everything above it in `tier`. NONE locks nothing."""
+    """Protect `node` and everything above it in `tier`, and on device the values that requests read in place there.
+
+    NONE locks nothing.
+    """
     state, rank = look(state, rank_of, node)
     state, moved = hold(state, tier, node, 1)
-    return move_between(state, rank, moved, Account.EVICTABLE, Account.PROTECTED)
+    state = move_between(state, rank, moved, Account.EVICTABLE, Account.PROTECTED)
+    return hold_values(state, rank, node, 1) if tier == Tier.DEVICE else state
 
 
 def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
@@ -84,6 +89,8 @@ def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
     state, rank = look(state, rank_of, node)
     state, moved = hold(state, tier, node, -1)
     state = move_between(state, rank, moved, Account.PROTECTED, Account.EVICTABLE)
+    if tier == Tier.DEVICE:
+        state = hold_values(state, rank, node, -1)
     state, (device, host, empty) = look(state, _freed, node)
     state = touch(state, Tier.DEVICE, device, rank)
     state = touch(state, Tier.HOST, host, rank)

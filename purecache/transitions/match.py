@@ -5,20 +5,27 @@ import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import Column, Scalar, Tier
+from purecache.state.layout import TIERS, Scalar, Tier
 from purecache.transitions.columns import count, look, masked
 from purecache.transitions.orders import touch
 from purecache.transitions.scans import first_of
+from purecache.transitions.values import deepest_valid, first_needed, touch_values
 from purecache.transitions.vocabulary import Matched, Step
 from purecache.transitions.walk import Prompt, root_of, size_of, walk
 
 
 def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
-    """The usable part of a prompt's path: device pages first, then pages that only host has."""
+    """The usable part of a prompt's path: device pages first, then pages that only host has.
+
+    Each part ends where the law of every pool holds.
+    """
     size = size_of(state, prompt)
-    path = walk(state, prompt, Column.DEVICE_PAGE, Column.HOST_PAGE)
-    nodes, known = path.nodes[:size], jnp.arange(size, dtype=jnp.int32) < path.length
-    device, host = (masked(known, pages[:size]) for pages in path.columns)
+    layout, index = state.layout, jnp.arange(size, dtype=jnp.int32)
+    rows = [layout.page_row(tier, pool) for pool in range(layout.pools) for tier in TIERS]
+    path = walk(state, prompt, *rows)
+    nodes, known = path.nodes[:size], index < path.length
+    pages = [masked(known, column[:size]) for column in path.columns]
+    (device, *values), (host, *on_host) = pages[::2], pages[1::2]
     device_length = first_of(state.token, device < 0)
     length = first_of(state.token, (device < 0) & (host < 0))
     root = root_of(state, prompt.rank)
@@ -26,9 +33,16 @@ def usable_prefix(state: CacheState, prompt: Prompt) -> Matched:
     def last(length: jax.Array) -> jax.Array:
         return jnp.where(length > 0, nodes[jnp.maximum(length - 1, 0)], root)
 
-    device_length, length = jnp.minimum(device_length, path.length), jnp.minimum(length, path.length)
+    device_length, full = jnp.minimum(device_length, path.length), jnp.minimum(length, path.length)
+    device_length = deepest_valid(state, device_length, [value >= 0 for value in values])
+    either = [(here >= 0) | (there >= 0) for here, there in zip(values, on_host, strict=True)]
+    length = deepest_valid(state, full, either)
     clock = state.books[Scalar.CLOCK]
-    return Matched(device_length, length, last(device_length), last(length), clock, device)
+    needed = []
+    for pool, value in enumerate(values, 1):
+        first = first_needed(state, pool, device_length)
+        needed.append(masked((index >= first) & (index < device_length), value))
+    return Matched(device_length, length, last(device_length), last(length), clock, full, device, tuple(needed))
 
 
 def valid_prompt(state: CacheState, prompt: Prompt) -> Prompt:
@@ -45,12 +59,15 @@ def peek(state: CacheState, prompt: Prompt) -> Matched:
 
 def match(state: CacheState, prompt: Prompt) -> Step[Matched]:
     """The longest usable prefix of `prompt`, which is touched: it becomes the most recently used."""
+    prompt = valid_prompt(state, prompt)
     state, matched = match_if(state, prompt, True)
+    on_device = masked(matched.device_length > 0, matched.device_node)
+    state = touch_values(state, Tier.DEVICE, on_device, prompt.rank)
     return Step(state, (), matched)
 
 
 def match_if(state: CacheState, prompt: Prompt, noted: jax.Array | bool) -> tuple[CacheState, Matched]:
-    """The longest usable prefix, which is touched and counted if `noted`."""
+    """The longest usable prefix, which is touched and counted if `noted`; but not its values on device."""
     prompt = valid_prompt(state, prompt)
     state, matched = look(state, usable_prefix, prompt)
     on_device = (matched.device_length > 0) & noted
@@ -64,7 +81,7 @@ def match_if(state: CacheState, prompt: Prompt, noted: jax.Array | bool) -> tupl
     )
     state = touch(state, Tier.DEVICE, masked(on_device, matched.device_node), prompt.rank)
     state = touch(state, Tier.HOST, masked(on_host, matched.node), prompt.rank)
-    return state, matched
+    return touch_values(state, Tier.HOST, masked(on_host, matched.node), prompt.rank), matched
 
 
 def match_many(state: CacheState, prompts: Prompt) -> Step[Matched]:

@@ -1,15 +1,18 @@
 """Adding nodes to the tree and taking them out."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Stored, Tier
+from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Stored, TailColumn, Tier
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.orders import drop_entry, listed, place, rule
 from purecache.transitions.pages import give_pages
 from purecache.transitions.standing import set_pages
+from purecache.transitions.values import drop_values
 from purecache.transitions.walk import bucket_of, namespace_of, page_at
 
 
@@ -35,15 +38,15 @@ def create_node(
     """
     layout = state.layout
 
-    def plan(state: CacheState) -> tuple[jax.Array, jax.Array]:
+    def plan(state: CacheState) -> tuple[jax.Array, ...]:
         node = state.nodes[Column.FREE_NODES, state.books[Scalar.FREE_NODES] - 1]
-        return node, state.nodes[Column.FIRST_CHILD, parent]
+        return node, state.nodes[Column.FIRST_CHILD, parent], state.nodes[Column.DEPTH, parent]
 
     def hash_it(state: CacheState) -> CacheState:
         return add_to_hash(state, node, bucket_of(state, parent, tokens, namespace))
 
-    state, (node, sibling) = look(state, plan)
-    values = {
+    state, (node, sibling, depth) = look(state, plan)
+    values: dict[int, Any] = {
         Column.PARENT: parent,
         Column.FIRST_CHILD: NONE,
         Column.NEXT_SIBLING: sibling,
@@ -53,7 +56,9 @@ def create_node(
         Column.PRIORITY: priority,
         Column.BORN: state.books[Scalar.CLOCK],
         Column.STORED: Stored.NO,
+        Column.DEPTH: depth + 1,
     }
+    values |= {layout.tail_row(TailColumn.STORED, pool): Stored.NO for pool in range(1, layout.pools)}
     for column, value in values.items():
         state = put(state, "nodes", (column, node), value)
     state = put(state, "nodes", (Column.PREVIOUS_SIBLING, sibling), node)
@@ -150,7 +155,8 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
 
 
 def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> CacheState:
-    """Free the host page of `node`, and drop its entry: a node without it may go at any time."""
+    """Free the host page of `node` and its values there, and drop its entry: a node without it may go at any time."""
+    state = drop_values(state, rank, node, Tier.HOST)[0]
     state, page = look(state, lambda state: state.nodes[Column.HOST_PAGE, node])
     state = drop_entry(set_pages(state, rank, node, host=NONE), Tier.HOST, node)
     return give_pages(state, Tier.HOST, rank, page)

@@ -4,13 +4,13 @@ An operation is (kind, deepest node, count): its members are that node and its a
 once it ends, with a new generation, so that a late completion is recognised.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
-from purecache.state.layout import NONE, Ledger, Scalar, TransferKind
+from purecache.state.layout import NONE, Column, Ledger, Scalar, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put
 from purecache.transitions.vocabulary import Finished, Status, Transfers
 
@@ -34,7 +34,7 @@ class Members(NamedTuple):
 
 
 def open_operation(
-    state: CacheState, kind: TransferKind, node: jax.Array, members: jax.Array
+    state: CacheState, kind: TransferKind, node: jax.Array, members: jax.Array, pool: Any = 0
 ) -> tuple[CacheState, Handle]:
     """Begin an operation on `node` and its `members - 1` next ancestors. NONE begins none. One must be vacant."""
     top = state.books[Scalar.VACANT_OPERATIONS]
@@ -48,6 +48,9 @@ def open_operation(
     state = put(state, "ledger", (Ledger.OPERATION_KIND, number), kind)
     state = put(state, "ledger", (Ledger.OPERATION_NODE, number), node)
     state = put(state, "ledger", (Ledger.OPERATION_COUNT, number), members)
+    state = put(state, "ledger", (Ledger.OPERATION_POOL, number), pool)
+    state, rank = look(state, lambda state: state.nodes[Column.RANK, node])
+    state = put(state, "ledger", (Ledger.OPERATION_RANK, number), rank)
     return count(state, VACANT_OPERATIONS=-(node >= 0).astype(jnp.int32)), Handle(number, generation)
 
 
@@ -61,16 +64,19 @@ def extend_operation(state: CacheState, handle: Handle, condition: jax.Array) ->
     return add(state, "ledger", (Ledger.OPERATION_COUNT, masked(condition, handle.operation)), 1)
 
 
-def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size: int) -> tuple[CacheState, Members]:
+def close_operation(
+    state: CacheState, kind: TransferKind, handle: Handle, size: int, pool: int = 0
+) -> tuple[CacheState, Members]:
     """End an operation of at most `size` members.
 
-    A handle that names none, or one of another kind or with more members, changes nothing but a counter.
+    A handle that names none, or one of another kind or pool or with more members, changes nothing but a counter.
     """
 
     def plan(state: CacheState) -> Members:
         in_range = (handle.operation >= 0) & (handle.operation < state.layout.max_operations)
         row = state.ledger[:, jnp.where(in_range, handle.operation, 0)]
         good = (row[Ledger.OPERATION_GENERATION] == handle.generation) & (row[Ledger.OPERATION_KIND] == kind)
+        good &= row[Ledger.OPERATION_POOL] == pool
         node, members = row[Ledger.OPERATION_NODE], row[Ledger.OPERATION_COUNT]
         return Members(in_range & good & (members <= size), node, members)
 
@@ -84,11 +90,18 @@ def close_operation(state: CacheState, kind: TransferKind, handle: Handle, size:
 
 
 def transfers_of(
-    kind: TransferKind, rank: jax.Array, operation: Handle, used: jax.Array, source: jax.Array, target: jax.Array
+    kind: TransferKind,
+    rank: jax.Array,
+    operation: Handle,
+    used: jax.Array,
+    source: jax.Array,
+    target: jax.Array,
+    pool: Any = 0,
 ) -> Transfers:
     """The effect of an operation: its `used` [size] entries of `source` and `target` [size]."""
     return Transfers(
         kind=jnp.int32(kind),
+        pool=jnp.asarray(pool, jnp.int32),
         rank=rank,
         operation=masked(used, operation.operation),
         generation=masked(used, operation.generation),

@@ -7,13 +7,14 @@ the work is proportional to the pages evicted.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
 from purecache.state.config import Policy
-from purecache.state.layout import NONE, Column, Scalar, Tier
+from purecache.state.layout import NONE, Column, Scalar
 from purecache.transitions.columns import look, masked, put
 
 OLDER, NEWER = 0, 1
@@ -40,7 +41,7 @@ def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
     return state.layout.rows + rank * state.layout.levels + chosen
 
 
-def place(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
+def place(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
     """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing."""
 
     def ends(state: CacheState) -> tuple[jax.Array, jax.Array]:
@@ -52,7 +53,7 @@ def place(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array, newes
 
 
 def place_between(
-    state: CacheState, tier: Tier, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, jax.Array]]
+    state: CacheState, tier: Any, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, jax.Array]]
 ) -> CacheState:
     """Move `node` between the neighbouring entries `ends(state)`, older and newer. NONE places nothing."""
 
@@ -68,13 +69,13 @@ def place_between(
     return _join(state, tier, target, masked(~there, newer))
 
 
-def _join(state: CacheState, tier: Tier, older: jax.Array, newer: jax.Array) -> CacheState:
+def _join(state: CacheState, tier: Any, older: jax.Array, newer: jax.Array) -> CacheState:
     """Make two entries neighbours. NONE for both joins nothing."""
     state = put(state, "orders", (tier, NEWER, older), newer)
     return put(state, "orders", (tier, OLDER, newer), older)
 
 
-def drop_entry(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
+def drop_entry(state: CacheState, tier: Any, node: jax.Array) -> CacheState:
     """Take `node` out of the order of `tier`, if it is in it. NONE drops nothing."""
     state, (left, right) = look(state, lambda state: (state.orders[tier, OLDER, node], state.orders[tier, NEWER, node]))
     linked = (left != NONE) & (node >= 0)
@@ -84,16 +85,16 @@ def drop_entry(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
     return put(state, "orders", (tier, NEWER, target), NONE)
 
 
-def listed(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
+def listed(state: CacheState, tier: Any, node: jax.Array) -> jax.Array:
     """[] bool: whether a node has an entry in the order of a tier. Read it through `look`."""
     return state.orders[tier, OLDER, node] != NONE
 
 
-def arrive(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
+def arrive(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array) -> CacheState:
     """List `node`, whose page is new in `tier`, as the newest."""
     return place(state, tier, node, rank, True)
 
 
-def touch(state: CacheState, tier: Tier, node: jax.Array, rank: jax.Array) -> CacheState:
+def touch(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array) -> CacheState:
     """Note that a path down to `node` was used. Policies that order by arrival do not move it."""
     return arrive(state, tier, masked(rule(state, Scalar.MOVES), node), rank)

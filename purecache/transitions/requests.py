@@ -9,7 +9,8 @@ from purecache.transitions.columns import count, look, masked, put
 from purecache.transitions.insert import Offer, insert_if
 from purecache.transitions.lend import all_lent_once, hand_back
 from purecache.transitions.locks import ReceiptHandle, is_good, issue, lock_path, redeem, unlock_path
-from purecache.transitions.match import match_if
+from purecache.transitions.match import match_if, valid_prompt
+from purecache.transitions.values import touch_values
 from purecache.transitions.vocabulary import Admitted, Inserted, Locked, Released, Status, Step
 from purecache.transitions.walk import Prompt
 
@@ -23,6 +24,9 @@ def admit(state: CacheState, prompt: Prompt) -> Step[Admitted]:
     state, matched = match_if(state, prompt, vacant)
     target = masked(vacant, matched.device_node)
     state, handle = issue(lock_path(state, Tier.DEVICE, target), target)
+    state = touch_values(
+        state, Tier.DEVICE, masked(matched.device_length > 0, target), valid_prompt(state, prompt).rank
+    )
     status = jnp.where(vacant, Status.OK, Status.TABLE_FULL)
     return Step(state, (), Admitted(matched, Locked(status, handle.receipt, handle.generation)))
 
@@ -41,21 +45,36 @@ def finish(state: CacheState, prompt: Prompt, offer: Offer, receipt: ReceiptHand
     taken = jnp.pad(reply.duplicates, (0, len(index) - len(reply.duplicates)), constant_values=NONE)
     leftover = jnp.where(index < reply.length, taken, offer.pages)
     state = hand_back(state, prompt.rank, masked(ok, leftover))
+    state = _hand_back_values(state, prompt.rank, reply)
     return Step(unlock_path(state, Tier.DEVICE, node), (), reply)
 
 
-def abort(state: CacheState, rank: jax.Array, pages: jax.Array, receipt: ReceiptHandle) -> Step[Released]:
+def _hand_back_values(state: CacheState, rank: jax.Array, reply: Inserted) -> CacheState:
+    for pool, spare in enumerate(reply.spare, 1):
+        state = hand_back(state, rank, spare, pool)
+    return state
+
+
+def abort(
+    state: CacheState, rank: jax.Array, pages: jax.Array, receipt: ReceiptHandle, values: tuple[jax.Array, ...] = ()
+) -> Step[Released]:
     """End a request without inserting anything: free its lent `pages` [size] and give its receipt back.
+
+    values: its lent pages of each tail pool [size].
 
     If a page is not lent, or the receipt is not good, nothing is changed.
     """
     good_rank = (rank >= 0) & (rank < state.layout.ranks)
     rank = jnp.where(good_rank, rank, 0)
     state, known = look(state, is_good, receipt)
-    state, lent = all_lent_once(state, rank, pages)
+    lent = jnp.bool_(True)
+    for pool, given in enumerate((pages, *values)):
+        state, good = all_lent_once(state, rank, given, pool)
+        lent &= good
     ok = good_rank & known & lent
     state, node = redeem(count(state, CLOCK=ok), receipt, ok)
-    state = hand_back(state, rank, masked(ok, pages))
+    for pool, given in enumerate((pages, *values)):
+        state = hand_back(state, rank, masked(ok, given), pool)
     state = unlock_path(state, Tier.DEVICE, node)
     status = jnp.where(good_rank, jnp.where(lent, Status.OK, Status.BAD_PAGE), Status.BAD_RANK)
     return Step(state, (), Released(jnp.where(known, status, Status.BAD_RECEIPT)))
@@ -71,6 +90,7 @@ def checkpoint(state: CacheState, prompt: Prompt, offer: Offer, receipt: Receipt
     state, reply = insert_if(state, prompt, offer, known)
     ok = reply.status == Status.OK
     state = hand_back(state, prompt.rank, reply.duplicates)
+    state = _hand_back_values(state, prompt.rank, reply)
     state, old = look(state, lambda state: state.ledger[Ledger.RECEIPT_NODE, jnp.where(ok, receipt.receipt, 0)])
     state = lock_path(state, Tier.DEVICE, masked(ok, reply.node))
     state = unlock_path(state, Tier.DEVICE, masked(ok, old))

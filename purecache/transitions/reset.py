@@ -23,13 +23,14 @@ def reset(state: CacheState) -> Step[ResetDone]:
     books = state.books.at[Scalar.CLOCK].add(1).at[layout.account(0, 0, 0) : layout.hash_keys].set(0)
     books = jnp.where(jnp.arange(layout.books) < Scalar.POLICY, fresh.at[Scalar.CLOCK].set(books[Scalar.CLOCK]), books)
     stacks = []
-    for tier in TIERS:
-        size, ranks = layout.capacity(tier), layout.pools * layout.ranks
-        shelf = lent[layout.shelf(tier) : layout.shelf(tier) + ranks * size].reshape(ranks, size)
+    for tier, pool in [(tier, pool) for tier in TIERS for pool in range(layout.pools)]:
+        size, ranks, start = layout.capacity(tier, pool), layout.ranks, layout.shelf(tier, pool)
+        shelf = lent[start : start + ranks * size].reshape(ranks, size)
         # The free pages of a stack come first, highest first as in a new cache; what lies behind them is never read.
         stacks.append((size - 1 - jnp.argsort(shelf[:, ::-1], axis=1, stable=True)).reshape(-1))
         held = jnp.sum(shelf, axis=1, dtype=jnp.int32)
-        free, out = (layout.account(account, tier, jnp.arange(ranks)) for account in (Account.FREE, Account.LENT))
+        accounts = (Account.FREE, Account.LENT)
+        free, out = (layout.account(account, tier, jnp.arange(ranks), pool) for account in accounts)
         books = books.at[free].set(size - held).at[out].set(held)
     ledger = arrays["ledger"]
     for row in (Ledger.OPERATION_GENERATION, Ledger.RECEIPT_GENERATION):

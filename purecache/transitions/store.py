@@ -17,6 +17,7 @@ from purecache.transitions.operations import (
     transfers_of,
 )
 from purecache.transitions.scans import number_of
+from purecache.transitions.value_storage import begin_value_store
 from purecache.transitions.vocabulary import Finished, NodeHandle, Status, Step, StoreBegun
 from purecache.transitions.walk import ancestor, climb
 
@@ -41,8 +42,9 @@ def _unstored(state: CacheState, node: jax.Array) -> tuple[jax.Array, jax.Array]
     return masked(inside(low), low), length
 
 
-def begin_store(state: CacheState, handle: NodeHandle, most: jax.Array, size: int) -> Step[StoreBegun]:
-    """Start writing to storage what the path to a node has on host and storage lacks: at most `most` and `size` pages.
+def begin_store(state: CacheState, handle: NodeHandle, most: tuple[jax.Array, ...], size: int) -> Step[StoreBegun]:
+    """Start writing to storage what the path to a node has on host and storage lacks: of each pool at most `most` and
+    `size` pages.
 
     The host pages are locked until `finish_store`. The shallowest pages go first. Begun again, it goes on with what is
     still missing. In the effect, `source` are host pages and `target` are node ids.
@@ -52,7 +54,7 @@ def begin_store(state: CacheState, handle: NodeHandle, most: jax.Array, size: in
     state, rank = look(state, rank_of, node)
     state, (low, missing) = look(state, _unstored, node)
     vacant = storage_may_open(state)
-    number = jnp.where(vacant, jnp.minimum(missing, jnp.clip(most, 0, size)), 0)
+    number = jnp.where(vacant, jnp.minimum(missing, jnp.clip(most[0], 0, size)), 0)
     state, low = look(state, ancestor, low, jnp.where(number > 0, missing - number, 0))
     state, nodes = look(state, lambda state: climb(state, low, number, size))
     state, source = look(state, lambda state: masked(nodes != NONE, state.nodes[Column.HOST_PAGE, nodes]))
@@ -62,10 +64,16 @@ def begin_store(state: CacheState, handle: NodeHandle, most: jax.Array, size: in
     state = lock_path(state, Tier.HOST, top)
     state = put(state, "nodes", (Column.STORED, nodes), Stored.WRITING)
     used = nodes != NONE
-    transfers = transfers_of(TransferKind.STORE, rank, operation, used, source, nodes)
+    effects = [transfers_of(TransferKind.STORE, rank, operation, used, source, nodes)]
+    values = []
+    for pool, room in enumerate(most[1:] if state.layout.tails else (), 1):
+        state, transfers, begun = begin_value_store(state, pool, node, rank, room, size)
+        effects.append(transfers)
+        values.append(begun)
     refusal = jnp.where(vacant, Status.NO_ROOM, Status.TABLE_FULL)
-    status = jnp.where(number > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
-    return Step(state, (transfers,), StoreBegun(jnp.where(live, status, Status.BAD_NODE), number, missing - number))
+    status = jnp.where(sum(values, number) > 0, Status.OK, jnp.where(missing > 0, refusal, Status.NOTHING))
+    reply = StoreBegun(jnp.where(live, status, Status.BAD_NODE), number, missing - number, tuple(values))
+    return Step(state, tuple(effects), reply)
 
 
 def finish_store(state: CacheState, handle: Handle, ok: jax.Array) -> Step[Finished]:

@@ -44,6 +44,8 @@ class Transfers(NamedTuple):
 
     kind: jax.Array
     """[] a TransferKind."""
+    pool: jax.Array
+    """[] number of the pool whose pages these are."""
     rank: jax.Array
     """[]."""
     operation: jax.Array
@@ -78,8 +80,12 @@ class Matched(NamedTuple):
     """[] deepest node of the usable prefix, or the root."""
     clock: jax.Array
     """[] the clock, for handles of these nodes."""
+    full_length: jax.Array
+    """[] pages of the prefix that pool 0 has on device or host, whatever the laws of the others say."""
     device_pages: jax.Array
     """[size] device page of each of the first `device_length` nodes, NONE beyond."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool [size]: device page of each value that the device part needs, NONE elsewhere."""
 
 
 class Locked(NamedTuple):
@@ -132,7 +138,11 @@ class Inserted(NamedTuple):
     duplicates: jax.Array
     """[size] pages of the caller that the tree did not take, since it had that page already; NONE elsewhere."""
     wanted: jax.Array
-    """[] how many pages of the path the write policy wants backed up."""
+    """[] how many pages of the path the write policy wants backed up: those of the pool with most."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool [size]: the tree's device page of each value, NONE where it has none."""
+    spare: tuple[jax.Array, ...] = ()
+    """Per tail pool [size]: values of the caller that the tree did not take."""
 
 
 class Evicted(NamedTuple):
@@ -143,6 +153,8 @@ class Evicted(NamedTuple):
     """[] pages freed; less than asked if no more could be."""
     pages: jax.Array
     """[size] the freed pages, NONE beyond."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool [size]: pages of the values that left with them, NONE elsewhere."""
 
 
 class BackupBegun(NamedTuple):
@@ -151,6 +163,8 @@ class BackupBegun(NamedTuple):
     status: jax.Array
     number: jax.Array
     """[] pages on their way; the rest of the path was refused for want of host room."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool []: values on their way."""
 
 
 class StoreBegun(NamedTuple):
@@ -161,6 +175,8 @@ class StoreBegun(NamedTuple):
     """[] pages on their way."""
     left: jax.Array
     """[] pages of the same stretch that are still missing."""
+    values: tuple[jax.Array, ...] = ()
+    """Per tail pool []: values on their way."""
 
 
 class PrefetchBegun(NamedTuple):
@@ -185,6 +201,14 @@ class LoadBegun(NamedTuple):
     """[] pages that this operation loads."""
     pages: jax.Array
     """[size] device pages of all nodes below the device prefix, shallowest first; NONE beyond."""
+
+
+class Forked(NamedTuple):
+    """Reply of fork."""
+
+    status: jax.Array
+    page: jax.Array
+    """[] the page lent to the caller, or NONE."""
 
 
 class ResetDone(NamedTuple):

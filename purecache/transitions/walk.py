@@ -92,7 +92,7 @@ def find_child(state: CacheState, parent: jax.Array, tokens: jax.Array, namespac
     )
 
 
-def walk(state: CacheState, prompt: Prompt, *columns: Column) -> Path:
+def walk(state: CacheState, prompt: Prompt, *columns: int) -> Path:
     """The longest prefix of `prompt` that is in the tree, with some columns of its nodes.
 
     These are read along the runs, where they lie side by side: several times faster than looking up node by node.

@@ -132,6 +132,7 @@ DAMAGE = {
     "free nodes and live nodes are all nodes": books(int(Scalar.FREE_NODES), -1),
     "the parent of a page on device is on device": column(Column.DEVICE_PAGE, 1, NONE),
     "the parent of a page on host has a page or waits for one": host_parent_lost,
+    "the depth of a node is that of its parent plus one": column(Column.DEPTH, 4, 7),
     "no node is born after the clock, or before its parent": column(Column.BORN, 4, 1_000_000),
     "a node has a page, a child or a lock": column(Column.HOST_PAGE, 4, NONE),
     "no dead node has a page": dead(Column.HOST_PAGE, 5),

@@ -10,7 +10,8 @@ import pytest
 
 from purecache import PrefixCache
 from purecache.answers import Node
-from purecache.programs import TABLE, Program, ProgramTable
+from purecache.entries import TABLE
+from purecache.programs import Program, ProgramTable
 from purecache.state import CacheConfig, as_jax, empty_state
 
 SIZE = 8

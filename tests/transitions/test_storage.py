@@ -87,11 +87,11 @@ def reserved(state, tokens, number):
 
 def test_a_store_locks_its_host_pages_and_says_which_arrived():
     state = backed_up(ABC)
-    state, (writes,), begun = run("begin_store", state, handle_of(state, ABC), SIZE)
+    state, (writes,), begun = run("begin_store", state, handle_of(state, ABC), (SIZE,))
     assert (int(begun.number), int(begun.left)) == (3, 0)
     assert int(writes.kind) == t.TransferKind.STORE
     assert stored(state, ABC) == [Stored.WRITING] * 3
-    assert run("begin_store", state, handle_of(state, ABC), SIZE).reply.status == Status.NOTHING
+    assert run("begin_store", state, handle_of(state, ABC), (SIZE,)).reply.status == Status.NOTHING
     gone = run("evict_device", state, 0, 3).state
     assert int(run("evict_host", gone, 0, 3).reply.number) == 0
     ok = np.array([True, False, True, *[True] * 5])
@@ -100,7 +100,7 @@ def test_a_store_locks_its_host_pages_and_says_which_arrived():
     assert int(ended.number) == 2
     assert stored(state, ABC) == [Stored.YES, Stored.NO, Stored.YES]
     assert (counter(state, "STORED_PAGES"), counter(state, "STORE_FAILED_PAGES")) == (2, 1)
-    again = run("begin_store", state, handle_of(state, ABC), SIZE)
+    again = run("begin_store", state, handle_of(state, ABC), (SIZE,))
     assert int(again.reply.number) == 1
     assert run("finish_store", state, handle, ok).reply.status == Status.STALE
     gone = run("evict_device", state, 0, 3).state
@@ -109,8 +109,8 @@ def test_a_store_locks_its_host_pages_and_says_which_arrived():
 
 def test_a_store_writes_the_shallowest_pages_first_and_not_more_than_there_is_room_for():
     state = backed_up(ABC)
-    assert run("begin_store", state, handle_of(state, ABC), 0).reply.status == Status.NO_ROOM
-    state, (writes,), begun = run("begin_store", state, handle_of(state, ABC), 2)
+    assert run("begin_store", state, handle_of(state, ABC), (0,)).reply.status == Status.NO_ROOM
+    state, (writes,), begun = run("begin_store", state, handle_of(state, ABC), (2,))
     assert (int(begun.number), int(begun.left)) == (2, 1)
     assert stored(state, ABC) == [Stored.NO, Stored.WRITING, Stored.WRITING]
     nodes = np.array(state.nodes)
@@ -254,4 +254,4 @@ def test_a_prefetch_takes_less_when_there_is_less_and_says_when_there_is_none():
     assert counter(state, "PREFETCHES_REFUSED") == 1
     bad = t.NodeHandle(np.int32(10_000), np.int32(0))
     assert run("begin_prefetch", state, bad, 1).reply.status == Status.BAD_NODE
-    assert run("begin_store", state, bad, 1).reply.status == Status.BAD_NODE
+    assert run("begin_store", state, bad, (1,)).reply.status == Status.BAD_NODE

@@ -1,0 +1,137 @@
+"""The laws of tail pools, recomputed from the arrays of a state; see `purecache.state.laws`."""
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from purecache.state.cache_state import CacheState
+from purecache.state.layout import (
+    BEING_STORED,
+    NONE,
+    PAGES,
+    RESERVED,
+    TIERS,
+    Column,
+    Ledger,
+    Shelf,
+    TailColumn,
+    Tier,
+    TransferKind,
+)
+
+
+class Values:
+    """The rows of one tail pool, and whose hands its values are in."""
+
+    def __init__(self, state: CacheState, pool: int) -> None:
+        layout, nodes = state.layout, state.nodes
+        self.device, self.host, self.incoming = (nodes[layout.page_row(tier, pool)] for tier in Tier)
+        self.locks, self.operation, self.stored = (nodes[layout.tail_row(column, pool)] for column in TailColumn)
+        self.loading = (self.device < 0) & (self.host >= 0) & (self.incoming >= 0)
+        self.writing = (self.host < 0) & (self.incoming >= 0)
+
+    def held(self, tier: Tier) -> tuple[Any, Any, Any]:
+        """Which nodes have a value in a tier that may be evicted, that may not, and that is on its way there."""
+        if tier == Tier.DEVICE:
+            on_device = self.device >= 0
+            return on_device & (self.locks == 0), on_device & (self.locks > 0), self.loading
+        on_host = self.host >= 0
+        return on_host & (self.incoming < 0), on_host & (self.incoming >= 0), self.writing
+
+
+def broken_value_laws(state: CacheState, xp: ModuleType) -> dict[str, Any]:
+    """For each law of the tail pools that arrays alone can show, how often it is broken."""
+    layout, nodes = state.layout, state.nodes
+    ids = xp.arange(layout.rows)
+    live = (nodes[Column.PARENT] != NONE) & (ids < layout.nodes)
+    device, host, incoming = (nodes[row] for row in PAGES)
+    above = xp.where(live, nodes[Column.PARENT], 0)
+    depth = nodes[Column.DEPTH]
+    laws = {"the depth of a node is that of its parent plus one": live & (depth != depth[above] + 1)}
+    for pool in range(1, layout.pools):
+        of, here = f"(pool {pool})", Values(state, pool)
+        some = (here.device >= 0) | (here.host >= 0) | (here.incoming >= 0)
+        kv = (device >= 0) | (host >= 0) | (incoming >= 0)
+        laws |= {
+            f"a value on device is on a page on device {of}": live & (here.device >= 0) & (device < 0),
+            f"a value on host is on a page {of}": live & (here.host >= 0) & ~kv,
+            f"no dead node has a value {of}": ~live & (some | (here.locks != 0)),
+            f"a value comes to one tier only {of}": (here.device >= 0) & (here.host >= 0) & (here.incoming >= 0),
+            f"a value on its way has an operation {of}": (here.incoming >= 0) & (here.operation < 0),
+        }
+    totals = {name: xp.sum(mask, dtype=xp.int32) for name, mask in laws.items()}
+    for pool in range(1, layout.pools):
+        totals |= _operation_laws(state, xp, pool)
+    return totals
+
+
+def _operation_laws(state: CacheState, xp: ModuleType, pool: int) -> dict[str, Any]:
+    layout, ledger, here = state.layout, state.ledger, Values(state, pool)
+    kinds = xp.where(ledger[Ledger.OPERATION_POOL] == pool, ledger[Ledger.OPERATION_KIND], NONE)
+
+    def members(*wanted: TransferKind) -> Any:
+        of_kind = sum(kinds == kind for kind in wanted) > 0
+        return xp.sum(xp.where(of_kind, ledger[Ledger.OPERATION_COUNT], 0))
+
+    orphans = 0
+    for tier in TIERS:
+        start, size = layout.shelf(tier, pool), layout.ranks * layout.capacity(tier, pool)
+        orphans += xp.sum(state.shelves[Shelf.OWNERS, start : start + size] <= RESERVED, dtype=xp.int32)
+    moving = members(TransferKind.BACKUP, TransferKind.LOAD_BACK, TransferKind.PREFETCH)
+    storing = xp.sum(here.stored >= BEING_STORED, dtype=xp.int32)
+    return {
+        f"every value on its way belongs to an operation (pool {pool})": xp.abs(
+            moving - orphans - xp.sum(here.incoming >= 0, dtype=xp.int32)
+        ),
+        f"every value being stored belongs to an operation (pool {pool})": xp.maximum(
+            storing - members(TransferKind.STORE), 0
+        ),
+    }
+
+
+def broken_value_links(state: CacheState) -> Iterator[str]:
+    """Violations of the orders and lock references of tail pools, of a state whose arrays are NumPy arrays."""
+    for pool in range(1, state.layout.pools):
+        here = Values(state, pool)
+        for tier in TIERS:
+            yield from _order(state, pool, tier, here.held(tier)[0])
+        yield from _locks(state, pool, here)
+
+
+def _order(state: CacheState, pool: int, tier: Tier, evictable: np.ndarray) -> Iterator[str]:
+    layout, where = state.layout, f"order of pool {pool} on {tier.name}"
+    older, newer = state.orders[layout.order(tier, pool)]
+    entries: set[int] = set()
+    for rank in range(layout.ranks):
+        head = layout.head(rank, 0)
+        entry, before = newer[head], head
+        while entry != head:
+            if older[entry] != before or entry in entries or entry >= layout.rows:
+                yield f"the {where} is broken at entry {entry}"
+                return
+            if state.nodes[Column.RANK, entry] != rank:
+                yield f"the {where} lists node {entry} for rank {rank}"
+            entries.add(int(entry))
+            entry, before = newer[entry], entry
+    expected = set(np.flatnonzero(evictable[: layout.nodes]).tolist())
+    if entries != expected:
+        yield f"the {where} lists {sorted(entries - expected)[:4]} and lacks {sorted(expected - entries)[:4]}"
+    if np.count_nonzero(older[: layout.rows] != NONE) != len(entries):
+        yield f"nodes believe to be in the {where} that are not"
+
+
+def _locks(state: CacheState, pool: int, here: Values) -> Iterator[str]:
+    layout, ledger, law = state.layout, state.ledger, state.layout.tails[pool - 1].law
+    loads = (ledger[Ledger.OPERATION_KIND] == TransferKind.LOAD_BACK) & (ledger[Ledger.OPERATION_POOL] == 0)
+    holders = [*ledger[Ledger.RECEIPT_NODE][ledger[Ledger.RECEIPT_NODE] != NONE], *ledger[Ledger.OPERATION_NODE][loads]]
+    expected = np.zeros(layout.rows, np.int32)
+    for node in holders if law.in_place else ():
+        depth = int(state.nodes[Column.DEPTH, node])
+        for _ in range(depth - int(law.first_needed(depth, layout.page_size))):
+            expected[node] += 1
+            node = state.nodes[Column.PARENT, node]
+    wrong = np.flatnonzero(expected != here.locks)
+    if len(wrong):
+        yield f"nodes {wrong[:4].tolist()} have {here.locks[wrong[:4]]} locks in pool {pool}, not {expected[wrong[:4]]}"

@@ -43,6 +43,20 @@ def copies(pages, sharding, owner_sharding):
     }
 
 
+def within(pages, sharding):
+    """Whether a page of rank 1 is copied to another one, and the temporary memory of that."""
+    pool = pool_of(pages, sharding)
+    expected = as_bits(pool)
+    plane = Interpreter(pool, host_pages=6, device_pages=pages, ranks=RANKS)
+    expected[:, pages + 5] = expected[:, pages + 2]
+    done = plane.copy(2, 5, rank=1)
+    return {
+        "equal": done and bool((as_bits(plane.pool) == expected).all()),
+        "placed": all(layer.sharding == sharding for layer in plane.pool),
+        "temp": [program["temp_bytes"] for program in plane.programs()],
+    }
+
+
 def staged(sharding):
     """Whether pages of both ranks come out of host memory as they were put in as bytes."""
     plane = Interpreter(pool_of(8, sharding), host_pages=6, device_pages=8, ranks=RANKS)
@@ -86,6 +100,7 @@ def main():
             {
                 "small": copies(8, sharding, sharding),
                 "large": copies(64, sharding, sharding),
+                "within": [within(8, sharding), within(64, sharding)],
                 "staged": staged(sharding),
                 "control": control(),
             }

@@ -32,6 +32,13 @@ def test_copies_need_no_memory_that_grows_with_the_pool(found):
     assert found["small"]["temp"] == found["large"]["temp"]
 
 
+def test_a_page_is_copied_within_its_shard(found):
+    small, large = found["within"]
+    assert [each["equal"] for each in (small, large)] == [True, True]
+    assert [each["placed"] for each in (small, large)] == [True, True]
+    assert small["temp"] == large["temp"]
+
+
 def test_bytes_reach_the_host_pages_of_every_rank(found):
     assert found["staged"]["landed"] == [True] * len(found["staged"]["landed"])
     assert found["staged"]["equal"]

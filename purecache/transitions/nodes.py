@@ -163,7 +163,8 @@ def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> Cache
 
 
 def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> CacheState:
-    """Free the host pages of everything below `top`, which lost its own page: nothing can be reached through it.
+    """Free the host pages of everything below `top`, which lost its own page, and its values there: nothing can be
+    reached through it.
 
     A node that an operation or a receipt holds stays as an empty node and goes when it is let go; only a page that is
     being loaded stays with it. (A store has its bytes once it is dispatched, a prefetch needs the node alone.) Nodes
@@ -191,5 +192,6 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
     def held_on_host(state: CacheState, node: jax.Array) -> jax.Array:
         return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
 
+    state = drop_values(state, rank, top, Tier.HOST)[0]
     state, start = look(state, leftmost, top)
     return lax.while_loop(lambda carry: carry[1] != top, visit, (state, start))[0]

@@ -66,16 +66,29 @@ def build_kv_cache(
     full_tokens_per_layer: int | None = None,
     swa_tokens_per_layer: int | None = None,
 ) -> KVCacheBuildResult:
-    """Choose, check and build the cache of a server.
+    """Choose, check and build the cache of a server with pools like those of sglang-jax.
 
     make_tree: makes the adapter of purecache. make_own: makes the server's own cache where that stays.
     Raises what `choose`, `DevicePool.of` and `cache_config` raise, before anything is made.
     """
-    choice = choose(arguments, hybrid_swa=hybrid_swa, hybrid_recurrent=hybrid_recurrent, environment=environment)
+    choice = choose(
+        arguments,
+        hybrid_swa=hybrid_swa,
+        hybrid_recurrent=hybrid_recurrent,
+        environment=environment,
+        keeps=tuple(Component),
+    )
     config = None
     if choice.ours:
         pool = DevicePool.of(token_to_kv_pool_allocator)
-        config = cache_config(arguments, choice, pool, is_eagle=is_eagle)
+        config = cache_config(
+            arguments,
+            choice,
+            pool,
+            is_eagle=is_eagle,
+            sliding_window_size=sliding_window_size,
+            req_to_token_pool=req_to_token_pool,
+        )
         tree = make_tree(config, pool, choice)
     else:
         tree = make_own(choice)

@@ -1,7 +1,7 @@
 """Which kind of cache a server's arguments ask for: the dispatch of sglang's `build_kv_cache` as a table."""
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,32 +125,42 @@ def dispatch(facts: Facts) -> Choice:
 
 
 def choose(
-    arguments: Any, *, hybrid_swa: bool = False, hybrid_recurrent: bool = False, environment: Mapping[str, str]
+    arguments: Any,
+    *,
+    hybrid_swa: bool = False,
+    hybrid_recurrent: bool = False,
+    environment: Mapping[str, str],
+    keeps: Collection[Component] = (Component.FULL,),
 ) -> Choice:
     """The cache that a server's arguments ask for.
 
     arguments: `ServerArgs` of sglang or sglang-jax, or a mapping or any object with some of their fields.
     hybrid_swa, hybrid_recurrent: the model has layers with a sliding window, recurrent layers.
-    environment: as `os.environ`.
+    environment: as `os.environ`. keeps: the components that the adapter for this server has.
     Raises ArgumentsError for arguments that exclude each other, UnsupportedError for a tree that purecache hasn't got.
     """
     facts = Facts.read(arguments, hybrid_swa=hybrid_swa, hybrid_recurrent=hybrid_recurrent, environment=environment)
     if broken := tuple(rule for rule in RULES if rule.broken(facts)):
         raise ArgumentsError(broken)
     choice = dispatch(facts)
-    missing = [part for part in choice.components if part in UNSUPPORTED]
+    missing = [part for part in choice.components if part not in keeps]
     if choice.ours and missing:
         raise UnsupportedError("; ".join(UNSUPPORTED[part] for part in missing))
+    if choice.ours and {Component.SWA, Component.MAMBA} <= set(choice.components):
+        raise UnsupportedError(
+            "this model has both sliding windows and recurrent layers, and no server has an allocator for both:"
+            " use --disable-radix-cache"
+        )
     return choice
 
 
 UNSUPPORTED = {
     Component.SWA: (
-        "purecache keeps no pages of a sliding window yet, and this model has some: use the server's own tree"
-        " (no purecache), --disable-radix-cache, or, in sglang-jax, --disable-hybrid-swa-memory"
+        "purecache keeps no pages of a sliding window in this server yet, and this model has some: use the server's"
+        " own tree (no purecache) or --disable-radix-cache"
     ),
     Component.MAMBA: (
-        "purecache keeps no states of recurrent layers yet, and this model has some: use the server's own tree"
-        " (no purecache) or --disable-radix-cache"
+        "purecache keeps no states of recurrent layers in this server yet, and this model has some: use the server's"
+        " own tree (no purecache) or --disable-radix-cache"
     ),
 }

@@ -4,7 +4,7 @@ What the shapes of the contract share stands here; `sglang_jax` and `sglang` say
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ import numpy as np
 from purecache.adapters import attachment
 from purecache.adapters.nodes import TreeNode
 from purecache.adapters.prefetches import Prefetches
-from purecache.adapters.slot_cache import Owner, SlotCache
+from purecache.adapters.slot_cache import Found, Owner, SlotCache
 from purecache.adapters.slots import SlotAllocator
+from purecache.adapters.tails import Tail
 from purecache.adapters.tokens import TokenMemo, TokenRow
 from purecache.answers import Receipt
 from purecache.cache import PrefixCache
@@ -33,6 +34,8 @@ class Record:
     """Whether it was finished and has not started again."""
     asked: bool = False
     """Whether storage was asked for the rest of its prompt."""
+    replacement: int | None = None
+    """A free slot that takes the place of a recurrent state which it is about to give to the tree."""
 
 
 class LockResult:
@@ -65,6 +68,9 @@ class EvictResult:
 class InsertResult(int):
     """Answer to `insert`: how many tokens were on device before. An int for some callers, an object for others."""
 
+    recurrent_exist = recurrent_committed = False
+    """Whether the tree had a recurrent state there already, and whether it took the one it was given."""
+
     @property
     def prefix_len(self) -> int:
         """The same number."""
@@ -96,7 +102,7 @@ class SchedulerCache(ABC):
         self.cache = cache
         self.page_size = cache.config.page_size
         self.is_eagle = cache.config.bigrams
-        self.slots = SlotCache(cache, self._allocator())
+        self.slots = SlotCache(cache, self._allocator(), self._tails())
         self.prefetches = Prefetches(cache)
         self.shelf: attachment.Shelf | None = None
         """Set by who makes the cache, if storage may be attached to it."""
@@ -109,6 +115,10 @@ class SchedulerCache(ABC):
         """The scheduler's allocator, with NumPy arrays and ranks."""
         return self.token_to_kv_pool_allocator
 
+    def _tails(self) -> Mapping[str, Tail]:
+        """The scheduler's side of the tail pools of the cache."""
+        return {}
+
     @abstractmethod
     def _row(self, req: Any, length: int) -> np.ndarray:
         """int32[length]: a copy of the slots of a request."""
@@ -120,6 +130,16 @@ class SchedulerCache(ABC):
     @abstractmethod
     def _out(self, slots: np.ndarray) -> Any:
         """Slots as this scheduler's kind of array."""
+
+    def _states(self, req: Any, length: int, *, ended: bool) -> dict[str, np.ndarray]:
+        """What a request has for tail pools whose values don't go by its slots, after `length` tokens: by page."""
+        return {}
+
+    def _states_taken(
+        self, req: Any, offered: dict[str, np.ndarray], held: dict[str, np.ndarray], *, ended: bool
+    ) -> None:
+        """The tree has `held` now of what was `offered`."""
+        return  # nothing was
 
     def _tokens(self, key: Any) -> Any:
         """The tokens of a key, or of a plain list of tokens; without those beyond the key's limit, if it has one."""
@@ -149,18 +169,17 @@ class SchedulerCache(ABC):
         """Whether there is host memory below the device."""
         return self.cache.config.host_pages > 0
 
-    def _found(self, key: Any, req: Any = None) -> tuple[np.ndarray, TreeNode, TreeNode, int]:
-        """Slots, node on device, deepest node, and tokens on host, of a key (or a plain list of tokens)."""
+    def _found(self, key: Any, req: Any = None) -> Found:
+        """What the cache has of a key (or a plain list of tokens)."""
         tokens = self._tokens(key)
         if self.disable or not len(tokens):
-            return np.zeros(0, np.int32), self.root_node, self.root_node, 0
+            return Found(np.zeros(0, np.int32), self.root_node, self.root_node, 0, 0, {})
         owner = self._owner(key)
         row = self._memo.of(tokens) if req is None else record_of(req).tokens.of(tokens)
         if req is not None:
             record_of(req).ended = False
             self.ask_storage(req, tokens)
-        found = self.slots.match(row, owner, remember=self.prefetches.tier is not None)
-        return found.slots, found.device_node, found.node, found.host_length
+        return self.slots.match(row, owner, remember=self.prefetches.tier is not None)
 
     def ask_storage(self, req: Any, tokens: Sequence[int]) -> None:
         """Start the prefetch of a request's prompt, once. Does nothing without storage."""
@@ -176,7 +195,7 @@ class SchedulerCache(ABC):
         key, value = params.key, params.value
         tokens = self._memo.of(self._tokens(key))
         row = tokens if value is None else np.asarray(value, np.int32)
-        return InsertResult(self.slots.insert(tokens, row, self._owner(key)))
+        return InsertResult(self.slots.insert(tokens, row, self._owner(key))[0])
 
     def cache_unfinished_req(self, req: Any, **_: Any) -> None:
         """Take over what a running request has computed, and point it to the tree's slots."""
@@ -189,7 +208,9 @@ class SchedulerCache(ABC):
         record.ended = False
         receipt = self._receipt(req) or self.slots.lock(self.root_node)
         req.swa_uuid_for_lock = receipt
-        kept = self.slots.keep(record.tokens.of(tokens), row, receipt, owner, record.counted)
+        offered = self._states(req, len(tokens), ended=False)
+        kept = self.slots.keep(record.tokens.of(tokens), row, receipt, owner, record.counted, offered)
+        self._states_taken(req, offered, kept.values, ended=False)
         held = len(kept.slots)
         first = min(tree_part(req), held)
         self._write_row(req, first, kept.slots[first:])
@@ -209,7 +230,10 @@ class SchedulerCache(ABC):
         req.swa_uuid_for_lock, record.ended = None, True
         if is_insert and length:
             tokens = record.tokens.of((req.origin_input_ids + req.output_ids)[:length])
-            self.slots.finish(tokens, row, receipt, owner, record.counted)
+            # The state of a request that was cut short is not that of its last token.
+            offered = self._states(req, length, ended=True) if len(tokens) == length else {}
+            held = self.slots.finish(tokens, row, receipt, owner, record.counted, offered)
+            self._states_taken(req, offered, held, ended=True)
         else:
             self.slots.drop(row[tree_part(req) :], receipt, owner)
         record.counted = 0

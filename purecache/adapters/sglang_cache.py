@@ -114,8 +114,8 @@ class SglangCache(SchedulerCache):
 
     def match_prefix(self, params: Any) -> MatchResult:
         """The longest cached prefix of `params.key`, a RadixKey with raw tokens; it becomes the youngest."""
-        slots, device_node, node, host_length = self._found(params.key, params.req)
-        return MatchResult(self._out(slots), device_node, node, node, host_length)
+        found = self._found(params.key, params.req)
+        return MatchResult(self._out(found.slots), found.device_node, found.node, found.node, found.host_length)
 
     def insert(self, params: Any) -> InsertResult:
         """Give slots to the tree; duplicates are still the caller's. Without a value, the tokens are the slots."""
@@ -124,7 +124,7 @@ class SglangCache(SchedulerCache):
         tokens = self._memo.of(self._tokens(params.key))
         row = tokens if params.value is None else _array(params.value)
         owner = Owner(params.key.extra_key, 0, params.priority or 0)
-        return InsertResult(self.slots.insert(tokens, row, owner))
+        return InsertResult(self.slots.insert(tokens, row, owner)[0])
 
     def cache_unfinished_req(self, req: Any, chunked: bool = False, **_: Any) -> None:
         """Take over what a running request has computed, and point it to the tree's slots.

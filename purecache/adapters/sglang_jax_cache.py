@@ -8,7 +8,8 @@ import numpy as np
 from purecache.adapters.nodes import TreeNode
 from purecache.adapters.scheduler_cache import SchedulerCache
 from purecache.cache import PrefixCache
-from purecache.effects import Interpreter
+from purecache.effects import Interpreter, Planes
+from purecache.entries import of_pool
 from purecache.programs import SMALLEST
 from purecache.state import CacheConfig
 
@@ -16,6 +17,8 @@ USED = ("match", "peek", "insert", "checkpoint", "finish", "lock", "unlock", "al
 """Transitions that the scheduler's calls come to."""
 USED_BY_HOST = ("begin_backup", "finish_backup", "begin_load_back", "finish_load_back")
 """Those of host memory."""
+USED_OF_TAILS, USED_BY_HOST_OF_TAILS = ("allocate", "release"), ("finish_backup", "finish_load_back")
+"""Likewise, of each tail pool."""
 
 
 class MatchResult(NamedTuple):
@@ -48,7 +51,7 @@ class SglangJaxCache(SchedulerCache):
         is_eagle: bool = False,
         *,
         config: CacheConfig | None = None,
-        make_plane: "Callable[[Callable[[], Any]], Interpreter | None] | None" = None,
+        make_plane: "Callable[[Callable[[], Any]], Interpreter | Planes | None] | None" = None,
         smallest: int = SMALLEST,
         check_laws: bool = False,
         **_: Any,
@@ -62,16 +65,21 @@ class SglangJaxCache(SchedulerCache):
         """
         allocator = token_to_kv_pool_allocator
         if config is None:
-            config = CacheConfig(
-                page_size=page_size,
-                device_pages=allocator.size_per_rank // page_size + 1,
-                ranks=allocator.dp_size,
-                bigrams=is_eagle,
-                external_pages=True,
-            )
+            config = self._default_config(allocator, page_size, is_eagle)
         plane = make_plane(lambda: self._donation_barrier) if make_plane is not None else None
         cache = PrefixCache(config, plane, smallest=smallest, check_laws=check_laws)
         super().__init__(cache, req_to_token_pool, allocator, disable=disable)
+
+    @staticmethod
+    def _default_config(allocator: Any, page_size: int, is_eagle: bool) -> CacheConfig:
+        """Sizes of an allocator, without host memory."""
+        return CacheConfig(
+            page_size=page_size,
+            device_pages=allocator.size_per_rank // page_size + 1,
+            ranks=allocator.dp_size,
+            bigrams=is_eagle,
+            external_pages=True,
+        )
 
     def _row(self, req: Any, length: int) -> np.ndarray:
         return self.req_to_token_pool.read(req.req_pool_idx, length).astype(np.int32, copy=False)
@@ -84,8 +92,8 @@ class SglangJaxCache(SchedulerCache):
 
     def match_prefix(self, params: Any) -> MatchResult:
         """The longest usable prefix of `params.key` (a RadixKey or a list of tokens), which becomes the youngest."""
-        slots, device_node, node, host_length = self._found(params.key, getattr(params, "req", None))
-        return MatchResult(slots, device_node, node, node, host_length)
+        found = self._found(params.key, getattr(params, "req", None))
+        return MatchResult(found.slots, found.device_node, found.node, found.node, found.host_length)
 
     def init_load_back(
         self, last_host_node: TreeNode, host_hit_length: int, mem_quota: int | None = None
@@ -103,11 +111,17 @@ class SglangJaxCache(SchedulerCache):
 
     def precompile_hicache_transfers(self) -> None:
         """Compile the copies between device and host, which would otherwise hold up the first requests."""
-        self.cache.warm(self.page_size, USED_BY_HOST)
+        self.cache.warm(self.page_size, [*USED_BY_HOST, *self._of_tails(USED_BY_HOST_OF_TAILS)])
+
+    def _of_tails(self, names: tuple[str, ...]) -> list[str]:
+        """Programs of the tail pools."""
+        return [of_pool(name, pool) for pool in range(1, self.cache.config.layout.pools) for name in names]
 
     def warm(self, tokens: int, progress: Callable[[int, int, str], None] | None = None) -> int:
         """Compile all that prompts of up to so many tokens need; returns the number of new programs."""
-        names = USED + (USED_BY_HOST if self.hicache_enabled else ())
+        names = [*USED, *self._of_tails(USED_OF_TAILS)]
+        if self.hicache_enabled:
+            names += [*USED_BY_HOST, *self._of_tails(USED_BY_HOST_OF_TAILS)]
         new = self.cache.warm(tokens, names, progress)
         return new + (self.prefetches.tier.warm(tokens) if self.prefetches.tier is not None else 0)
 

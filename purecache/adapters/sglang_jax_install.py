@@ -18,10 +18,11 @@ import jax
 
 from purecache.adapters.attachment import Shelf
 from purecache.adapters.build import KVCacheBuildResult, build_kv_cache
-from purecache.adapters.build_choice import Choice
+from purecache.adapters.build_choice import Choice, Component, UnsupportedError
 from purecache.adapters.build_pools import DevicePool
-from purecache.adapters.scheduler_pool import SchedulerPool
 from purecache.adapters.sglang_jax_cache import SglangJaxCache
+from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
+from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
 from purecache.state import CacheConfig
 from purecache.storage.tier import StorageOptions
 from purecache.stores.envelope import TRAILER
@@ -74,7 +75,10 @@ def install(options: Options | None = None) -> None:
     registry = importlib.import_module("sgl_jax.srt.mem_cache.registry")
     builder = importlib.import_module("sgl_jax.srt.mem_cache.kv_cache_builder")
     base = importlib.import_module("sgl_jax.srt.mem_cache.base_prefix_cache")
+    windows = importlib.import_module("sgl_jax.srt.mem_cache.swa_radix_cache")
     base.BasePrefixCache.register(SglangJaxCache)
+    # A scheduler with an allocator of two pools asks whether its cache is of this class before it uses it as one.
+    windows.SWARadixCache.register(SglangJaxWindowCache)
     own_factory, own_hicache = registry.default_radix_cache_factory, builder.init_hicache
 
     def factory(context: Any) -> Any:
@@ -101,19 +105,17 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
     params, arguments = context.params, context.server_args
 
     def make_tree(config: CacheConfig, pool: DevicePool, choice: Choice) -> SglangJaxCache:
-        kv_pool = params.token_to_kv_pool_allocator.get_kvcache()
-
-        def make_plane(barrier: Callable[[], Any]) -> Any:
-            return pool.interpreter(config, owner=SchedulerPool(kv_pool, list(pool.arrays), barrier))
-
-        cache = SglangJaxCache(
+        if options.store is not None and config.pools:
+            raise UnsupportedError("storage keeps full attention only in this server: serve this model without a store")
+        cache = _tree(choice, params)(
             params.req_to_token_pool,
             params.token_to_kv_pool_allocator,
             config=config,
-            make_plane=make_plane,
+            make_plane=functools.partial(pool.plane, config),
             check_laws=options.check_laws,
         )
-        cache.shelf = _shelf(options, context, pool) if config.host_pages else None
+        # Windows have pages of their own, which need names of their own: not yet.
+        cache.shelf = _shelf(options, context, pool) if config.host_pages and not config.pools else None
         if options.store is not None:
             _attach(cache, options)
         _warm(cache, options, arguments)
@@ -133,6 +135,19 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
     )
     logger.info("purecache: %s, %s", result.choice.kind, result.config)
     return result
+
+
+def _tree(choice: Choice, params: Any) -> Callable[..., SglangJaxCache]:
+    """The class for the components of a model, with its own arguments."""
+    if Component.SWA in choice.components:
+        return functools.partial(SglangJaxWindowCache, sliding_window_size=params.sliding_window_size)
+    if Component.MAMBA in choice.components:
+        return functools.partial(
+            SglangJaxRecurrentCache,
+            enable_recurrent_extra_buffer=params.enable_recurrent_extra_buffer,
+            recurrent_track_interval=params.recurrent_track_interval,
+        )
+    return SglangJaxCache
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

@@ -136,15 +136,24 @@ class CachedMemory:
         if lent is None:
             self.cache.unlock(receipt)
             return None
-        return Lease(np.concatenate([pages, lent]), hit, loaded, shared=len(pages), receipt=receipt)
+        moved = loaded // self.page_size * self.page_bytes
+        return Lease(np.concatenate([pages, lent]), hit, loaded, moved, shared=len(pages), receipt=receipt)
 
-    def extend(self, lease: Lease) -> bool:
-        """Lend one more page, evicting if need be; see Memory.extend."""
-        lent = self.cache.allocate(1)
-        if lent is None:
-            return False
-        lease.pages = np.concatenate([lease.pages, lent])
+    def stop(self, lease: Lease, position: int) -> int | None:
+        """None."""
+
+    def reserve(self, lease: Lease, end: int) -> bool:
+        """Lend more pages, evicting if need be; see Memory.reserve."""
+        missing = pages_for(end, self.page_size) - len(lease.pages)
+        if missing > 0:
+            lent = self.cache.allocate(missing)
+            if lent is None:
+                return False
+            lease.pages = np.concatenate([lease.pages, lent])
         return True
+
+    def advance(self, lease: Lease, tokens: np.ndarray) -> None:
+        """Do nothing: pages are shared at the end of the prompt and of the answer."""
 
     def share(self, lease: Lease, tokens: np.ndarray) -> None:
         """Insert the whole pages of a computed prompt and go on with the tree's pages; see Memory.share."""

@@ -10,7 +10,7 @@ from pydoc_data.topics import topics
 import numpy as np
 
 from purecache.demo.scheduler import Engine, Request
-from purecache.demo.tokenizer import ChatTokenizer
+from purecache.demo.tokenizer import Tokenizer
 from purecache.demo.weights import DemoError
 
 SYSTEM_PROMPTS = (
@@ -59,7 +59,7 @@ class Script:
 
 
 def manual_scripts(
-    tokenizer: ChatTokenizer, users: int, documents: int, turns: int, document_tokens: int, limit: int
+    tokenizer: Tokenizer, users: int, documents: int, turns: int, document_tokens: int, limit: int
 ) -> list[Script]:
     """Return conversations of `users` people about `documents` chapters, `turns` questions each.
 
@@ -86,7 +86,7 @@ def manual_scripts(
             if turn == 0:
                 parts = [tokenizer.message("system", system), tokenizer.message("user", f"{chapter}\n\n{question}")]
             else:
-                parts = [tokenizer.encode("<|im_end|>\n"), tokenizer.message("user", question)]
+                parts = [tokenizer.answer_end(), tokenizer.message("user", question)]
             pieces.append(np.concatenate([*parts, tokenizer.answer_start()]))
         scripts.append(Script(f"user {user + 1}", tuple(pieces), (limit,) * turns, cumulative=True))
     return scripts

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purecache.demo.memory import Memory, pages_for
+from purecache.demo.memory import Lease, PoolOwner, pages_for
 from purecache.demo.model import Pool, Rows, forward, make_pool, write
 from purecache.demo.weights import DemoError, ModelConfig, Weights
 
@@ -66,12 +66,24 @@ class Programs:
         """Return an empty device pool of that many pages."""
         return make_pool(self.config, pages, self.geometry.page_size)
 
-    def warm(self, memory: Memory) -> None:
+    def start_of(self, position: int) -> int:
+        """Where computing must begin for the token at a position: at the begin of its chunk."""
+        return position // self.geometry.chunk * self.geometry.chunk
+
+    def span(self, lease: Lease, tokens: np.ndarray, start: int, first: int) -> Span:
+        """Rows of the request that holds a lease; see Span."""
+        return Span(tokens, start, first, lease.pages)
+
+    def digest(self, memory: PoolOwner, lease: Lease, filled: int) -> bytes:
+        """Nothing: keys and values of a prefill and of decoding differ in their last bits."""
+        return b""
+
+    def warm(self, memory: PoolOwner) -> None:
         """Compile both programs by running them on nothing. The pool keeps what it holds."""
         self._run(memory, [], groups=1, rows=self.geometry.chunk)
         self._run(memory, [], groups=self.geometry.batch, rows=1)
 
-    def prefill(self, memory: Memory, span: Span) -> tuple[int, jax.Array]:
+    def prefill(self, memory: PoolOwner, span: Span) -> tuple[int, jax.Array]:
         """Compute up to `chunk` tokens of one request from a multiple of `chunk` on.
 
         Returns the most likely token after the last of them, and its logits, float32[vocabulary].
@@ -81,12 +93,12 @@ class Programs:
         tokens, logits = self._run(memory, [span], groups=1, rows=self.geometry.chunk)
         return int(tokens[0]), logits[0]
 
-    def decode(self, memory: Memory, spans: Sequence[Span]) -> np.ndarray:
+    def decode(self, memory: PoolOwner, spans: Sequence[Span]) -> np.ndarray:
         """Compute one token of each of up to `batch` requests. Returns the tokens that follow, int32[len(spans)]."""
         tokens, _ = self._run(memory, spans, groups=self.geometry.batch, rows=1)
         return tokens[: len(spans)]
 
-    def _run(self, memory: Memory, spans: Sequence[Span], groups: int, rows: int) -> tuple[np.ndarray, jax.Array]:
+    def _run(self, memory: PoolOwner, spans: Sequence[Span], groups: int, rows: int) -> tuple[np.ndarray, jax.Array]:
         # Fresh arrays for every run: a NumPy argument must not change while a program may still read it.
         batch = Rows(
             tokens=np.zeros((groups, rows), np.int32),

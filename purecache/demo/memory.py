@@ -17,6 +17,7 @@ class Lease:
     pages: np.ndarray  # int32[n]
     hit: int = 0  # leading tokens that were found on the device
     loaded: int = 0  # tokens after them that were loaded from the host
+    loaded_bytes: int = 0  # what was copied for that
     stored: int = 0  # of these, tokens that came to the host from storage for this request
     shared: int = 0  # leading pages that the cache owns: read, never written, never released
     counted: int = 0  # leading pages that an insert of this request has counted as hits
@@ -28,8 +29,8 @@ class Lease:
         return self.hit + self.loaded
 
 
-class Memory(Protocol):
-    """Lends device pages to requests."""
+class PoolOwner(Protocol):
+    """Keeps the device pool of a llama model."""
 
     @property
     def pool(self) -> Pool:
@@ -38,6 +39,10 @@ class Memory(Protocol):
 
     @pool.setter
     def pool(self, pool: Pool) -> None: ...
+
+
+class Memory(Protocol):
+    """Lends device pages to requests. What `open` gave is the `lease` of the other calls."""
 
     @property
     def page_size(self) -> int:
@@ -61,19 +66,27 @@ class Memory(Protocol):
         """
         ...
 
-    def extend(self, lease: Lease) -> bool:
-        """Add one page to the lease. False, and nothing changed, when there is none."""
+    def stop(self, lease: Any, position: int) -> int | None:
+        """Next position after this one at which prefill must stop, for `advance`; None: none before the end."""
         ...
 
-    def share(self, lease: Lease, tokens: np.ndarray) -> None:
+    def reserve(self, lease: Any, end: int) -> bool:
+        """Add the pages that are needed to compute up to position `end`. False when there are not enough."""
+        ...
+
+    def advance(self, lease: Any, tokens: np.ndarray) -> None:
+        """Note that int32[n] tokens are computed by now, in prefill or decoding."""
+        ...
+
+    def share(self, lease: Any, tokens: np.ndarray) -> None:
         """Offer the whole pages of int32[n] computed tokens to others while the request goes on."""
         ...
 
-    def close(self, lease: Lease, tokens: np.ndarray) -> None:
+    def close(self, lease: Any, tokens: np.ndarray) -> None:
         """End a finished request whose int32[n] tokens are computed, the last page perhaps in part."""
         ...
 
-    def cancel(self, lease: Lease) -> None:
+    def cancel(self, lease: Any) -> None:
         """End a request without keeping what it computed."""
         ...
 
@@ -119,12 +132,19 @@ class PlainMemory:
             return None
         return Lease(np.array([self._free.pop() for _ in range(needed)], np.int32))
 
-    def extend(self, lease: Lease) -> bool:
-        """Add one free page; see Memory.extend."""
-        if not self._free:
-            return False
-        lease.pages = np.append(lease.pages, np.int32(self._free.pop()))
+    def stop(self, lease: Lease, position: int) -> int | None:
+        """None."""
+
+    def reserve(self, lease: Lease, end: int) -> bool:
+        """Add free pages; see Memory.reserve."""
+        while end > len(lease.pages) * self.page_size:
+            if not self._free:
+                return False
+            lease.pages = np.append(lease.pages, np.int32(self._free.pop()))
         return True
+
+    def advance(self, lease: Lease, tokens: np.ndarray) -> None:
+        """Do nothing: the pages stay as they are."""
 
     def share(self, lease: Lease, tokens: np.ndarray) -> None:
         """Do nothing: nobody can find these pages."""

@@ -25,7 +25,6 @@ class Report:
 
     cold: Run
     warm: Run
-    token_bytes: int  # keys and values of one token
     to_host: int  # bytes written to L2 during the warm run
     to_device: int  # bytes loaded from L2 during the warm run
     settings: Mapping[str, Any]
@@ -36,6 +35,17 @@ class Report:
         """Names of the requests whose answers differ between the runs."""
         pairs = zip(self.cold.requests, self.warm.requests, strict=True)
         return [cold.name for cold, warm in pairs if cold.answer != warm.answer]
+
+    @property
+    def different_states(self) -> list[str]:
+        """Names of the requests that ended with other keys, values or states, where their bits were compared."""
+        pairs = zip(self.cold.requests, self.warm.requests, strict=True)
+        return [cold.name for cold, warm in pairs if cold.digest != warm.digest]
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing that was compared differs."""
+        return not (self.different or self.different_states)
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per request; tokens are counts, times are seconds, bytes are bytes."""
@@ -50,7 +60,7 @@ class Report:
                 "l1_tokens": warm.hit,
                 "l2_tokens": warm.loaded,
                 "l3_tokens": warm.stored,
-                "loaded_bytes": warm.loaded * self.token_bytes,
+                "loaded_bytes": warm.loaded_bytes,
                 "preemptions_cold": cold.preempted,
                 "preemptions": warm.preempted,
                 "first_token_seconds_cold": cold.first_token - cold.submitted,
@@ -85,6 +95,7 @@ class Report:
             "requests": rows,
             "totals": self.totals(),
             "different": self.different,
+            "different_states": self.different_states,
             "counters": dict(self.counters),
         }
 
@@ -157,4 +168,8 @@ def verdict(report: Report) -> list[str]:
             f"Proof: all {totals['requests']} answers ({totals['answer_tokens']} tokens) are the same, token for "
             "token, with and without the cache."
         )
+    if report.different_states:
+        lines.append(f"DIFFERENT STATES with and without the cache: {', '.join(report.different_states)}")
+    elif all(request.digest for request in report.warm.requests):
+        lines.append("States, keys and values with which the requests ended are the same, too, bit for bit.")
     return lines

@@ -6,10 +6,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-from purecache.demo.engine import Programs, Span
+from purecache.demo.engine import Geometry
 from purecache.demo.memory import Lease, Memory, pages_for
 from purecache.demo.weights import DemoError
 
@@ -33,8 +34,10 @@ class Request:
     repeated: int = 0  # tokens computed once more because a chunk starts at a multiple
     hit: int = 0  # tokens found in L1
     loaded: int = 0  # tokens loaded from L2
+    loaded_bytes: int = 0  # what was copied for that
     stored: int = 0  # of these, tokens that L2 had from L3
     preempted: int = 0  # times
+    digest: bytes = field(default=b"", repr=False)  # of all that its pages and states held in the end; b"": not taken
     submitted: float = 0.0
     admitted: float = 0.0
     first_token: float = 0.0
@@ -46,10 +49,40 @@ class Request:
         return np.concatenate([self.prompt, np.asarray(self.answer, np.int32)])
 
 
+class Model(Protocol):
+    """The compiled programs of a model. `memory` is the one of the engine, which also keeps the pools."""
+
+    geometry: Geometry
+
+    def start_of(self, position: int) -> int:
+        """Where computing must begin for the token at a position."""
+        ...
+
+    def span(self, lease: Any, tokens: np.ndarray, start: int, first: int) -> Any:
+        """Rows of the request that holds a lease: int32[n] tokens at positions from `start` on, new from `first` on."""
+        ...
+
+    def warm(self, memory: Any) -> None:
+        """Compile everything; the pools keep what they hold."""
+        ...
+
+    def prefill(self, memory: Any, span: Any) -> tuple[int, Any]:
+        """Compute a span; the token that follows, and more."""
+        ...
+
+    def decode(self, memory: Any, spans: list[Any]) -> np.ndarray:
+        """Compute spans of one token; the tokens that follow, int32[n]."""
+        ...
+
+    def digest(self, memory: Any, lease: Any, filled: int) -> bytes:
+        """A digest of all that a request with so many computed tokens can read; b"" where its bits mean nothing."""
+        ...
+
+
 class Engine:
     """Serves requests with one model and one page memory. Call `submit` and then `step` until `idle`."""
 
-    def __init__(self, programs: Programs, memory: Memory, stop: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, programs: Model, memory: Memory, stop: int, clock: Callable[[], float] = time.monotonic):
         self.programs, self.memory, self.stop, self.clock = programs, memory, stop, clock
         self.queue: deque[Request] = deque()
         self.prefilling: Request | None = None
@@ -91,6 +124,7 @@ class Engine:
         finished = self._prefill() + self._decode()
         for request in finished:
             assert request.lease is not None
+            request.digest = self.programs.digest(self.memory, request.lease, request.filled)
             # The token sampled last was never an input: its keys and values do not exist.
             self.memory.close(request.lease, request.tokens[: request.filled])
             request.lease, request.finished = None, self.clock()
@@ -109,6 +143,7 @@ class Engine:
         request.lease, request.filled = lease, lease.cached
         request.hit += lease.hit
         request.loaded += lease.loaded
+        request.loaded_bytes += lease.loaded_bytes
         request.stored += lease.stored
         request.admitted = request.admitted or self.clock()
         self.prefilling = request
@@ -118,15 +153,20 @@ class Engine:
         if request is None:
             return []
         assert request.lease is not None
-        chunk, tokens = self.programs.geometry.chunk, request.tokens
-        start = request.filled // chunk * chunk
-        end = min(start + chunk, len(tokens))
-        token, _ = self.programs.prefill(
-            self.memory, Span(tokens[start:end], start, request.filled, request.lease.pages)
-        )
+        tokens, start = request.tokens, self.programs.start_of(request.filled)
+        stop = self.memory.stop(request.lease, request.filled) or len(tokens)
+        end = min(start + self.programs.geometry.chunk, stop, len(tokens))
+        if not self.memory.reserve(request.lease, end):
+            # The others go on and free what is missing; alone, it starts again with all there is.
+            if not self.running:
+                self._preempt(request)
+            return []
+        span = self.programs.span(request.lease, tokens[start:end], start, request.filled)
+        token, _ = self.programs.prefill(self.memory, span)
         request.computed += end - request.filled
         request.repeated += request.filled - start
         request.filled = end
+        self.memory.advance(request.lease, tokens[:end])
         if end < len(tokens):
             return []
         self.prefilling = None
@@ -146,21 +186,22 @@ class Engine:
         for request in batch:
             assert request.lease is not None
             last = np.asarray(request.answer[-1:], np.int32)
-            spans.append(Span(last, request.filled, request.filled, request.lease.pages))
+            spans.append(self.programs.span(request.lease, last, request.filled, request.filled))
         finished = []
         for request, token in zip(batch, self.programs.decode(self.memory, spans), strict=True):
+            assert request.lease is not None
             request.filled += 1
+            self.memory.advance(request.lease, request.tokens[: request.filled])
             if self._answered(request, int(token)):
                 self.running.remove(request)
                 finished.append(request)
         return finished
 
     def _make_room(self) -> None:
-        """Give every running request a page for its next token, oldest first, at the cost of the youngest."""
+        """Give every running request pages for its next token, oldest first, at the cost of the youngest."""
         for request in list(self.running):
-            while request.lease and request.filled >= len(request.lease.pages) * self.programs.geometry.page_size:
-                if not self.memory.extend(request.lease):
-                    self._preempt(self.prefilling or self.running[-1])
+            while request.lease and not self.memory.reserve(request.lease, request.filled + 1):
+                self._preempt(self.prefilling or self.running[-1])
 
     def _preempt(self, request: Request) -> None:
         assert request.lease is not None

@@ -1,16 +1,43 @@
-"""The tokenizer of a SmolLM2 model, rebuilt from the metadata of its GGUF file."""
+"""Tokenizers: what the demo asks of one, that of a SmolLM2 model rebuilt from its GGUF file, and plain bytes."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from purecache.demo.weights import HOW_TO_GET_READERS, DemoError
 
 CONTROL = 3  # the token type that GGUF gives to special tokens
+
+
+class Tokenizer(Protocol):
+    """What the demo asks of a tokenizer. Ids are int32[n]."""
+
+    stop: int
+    """The id that ends an answer."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of a text. Chat markers in it become their special ids."""
+        ...
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Return the text of ids, with the markers left in."""
+        ...
+
+    def message(self, role: str, content: str) -> np.ndarray:
+        """Return the ids of one chat message; the one of role "system" begins a conversation."""
+        ...
+
+    def answer_start(self) -> np.ndarray:
+        """Return the ids that make the model answer."""
+        ...
+
+    def answer_end(self) -> np.ndarray:
+        """Return the ids that close an answer."""
+        ...
 
 
 class ChatTokenizer:
@@ -55,3 +82,34 @@ class ChatTokenizer:
     def answer_start(self) -> np.ndarray:
         """Return the ids that make the model answer, int32[n]."""
         return self.encode("<|im_start|>assistant\n")
+
+    def answer_end(self) -> np.ndarray:
+        """Return the ids that close an answer, int32[n]."""
+        return self.encode("<|im_end|>\n")
+
+
+class ByteTokenizer:
+    """Bytes as tokens, for models that were never trained on anything else."""
+
+    stop = -1
+    """No token ends an answer."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the bytes of a text, int32[n]."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """Return the text of the bytes; what is not text is written as \\\\x.."""
+        return bytes(int(token) for token in tokens).decode(errors="backslashreplace")
+
+    def message(self, role: str, content: str) -> np.ndarray:
+        """Return one chat message, int32[n]."""
+        return self.encode(f"{role}: {content}\n")
+
+    def answer_start(self) -> np.ndarray:
+        """Return what comes before an answer, int32[n]."""
+        return self.encode("assistant: ")
+
+    def answer_end(self) -> np.ndarray:
+        """Return what comes after it, int32[n]."""
+        return self.encode("\n")

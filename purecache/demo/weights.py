@@ -22,6 +22,12 @@ HOW_TO_GET_READERS = (
 )
 
 
+ARCHITECTURE = "general.architecture"
+"""Where the metadata says what kind of model a file holds."""
+ARCHITECTURES = ("llama", "gemma3")
+"""What `open_model` accepts."""
+
+
 class DemoError(Exception):
     """Something the user can put right; the message says how. The command prints it without a traceback."""
 
@@ -86,7 +92,7 @@ def find_model(path: str | None = None) -> Path:
 def open_model(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Read a GGUF file: (metadata by key, tensors by name, still quantised and memory mapped).
 
-    Raises DemoError when the gguf package is missing or the file is not a llama model.
+    Raises DemoError when the gguf package is missing or the file holds a model that the demo can't run.
     """
     if importlib.util.find_spec("gguf") is None:
         raise DemoError(HOW_TO_GET_READERS)
@@ -97,10 +103,10 @@ def open_model(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     except (ValueError, OSError) as problem:
         raise DemoError(f"{path} is not a readable GGUF file: {problem}") from problem
     metadata = {key: field.contents() for key, field in reader.fields.items()}
-    if metadata.get("general.architecture") != "llama":
+    if metadata.get(ARCHITECTURE) not in ARCHITECTURES:
         raise DemoError(
-            f"{path} holds a model of architecture {metadata.get('general.architecture')!r}; "
-            "the demo runs only 'llama' models such as SmolLM2-135M-Instruct."
+            f"{path} holds a model of architecture {metadata.get(ARCHITECTURE)!r}; "
+            "the demo runs only 'llama' models such as SmolLM2-135M-Instruct, and 'gemma3' models."
         )
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
@@ -156,11 +162,11 @@ def load_weights(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
         query, key = halves(mine("attn_q"), config.heads), halves(mine("attn_k"), config.kv_heads)
         return Layer(
             attention_norm=jnp.asarray(mine("attn_norm")),
-            qkv=_transposed(query, key, mine("attn_v")),
-            output=_transposed(mine("attn_output")),
+            qkv=transposed(query, key, mine("attn_v")),
+            output=transposed(mine("attn_output")),
             feed_norm=jnp.asarray(mine("ffn_norm")),
-            gate_up=_transposed(mine("ffn_gate"), mine("ffn_up")),
-            down=_transposed(mine("ffn_down")),
+            gate_up=transposed(mine("ffn_gate"), mine("ffn_up")),
+            down=transposed(mine("ffn_down")),
         )
 
     embedding = jnp.asarray(get("token_embd"))
@@ -173,6 +179,6 @@ def load_weights(tensors: Mapping[str, Any], config: ModelConfig) -> Weights:
     )
 
 
-def _transposed(*matrices: np.ndarray) -> jax.Array:
+def transposed(*matrices: np.ndarray) -> jax.Array:
     """Stack [outputs, inputs] matrices and return one [inputs, total outputs] array on the device."""
     return jnp.asarray(np.ascontiguousarray(np.concatenate(matrices, axis=0).T))

@@ -41,8 +41,3 @@ class PageBuffers:
     def rows(self, slot: int) -> list[np.ndarray]:
         """uint8[row_bytes], writable: the objects of one page, without their trailers."""
         return [np.frombuffer(sealed, np.uint8)[:-TRAILER] for sealed in self.objects([slot])]
-
-    def whole(self, answers: Sequence[bool]) -> np.ndarray:
-        """bool[pages]: of which pages every object is good. A page counts only as a whole."""
-        parts = np.array(answers, bool).reshape(-1, self.parts)
-        return np.logical_and.reduce(parts, axis=1)

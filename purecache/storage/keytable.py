@@ -27,7 +27,7 @@ class KeyTable:
         self._born = np.full(self._layout.nodes, -1, np.int64)
 
     def keys_of(self, nodes: np.ndarray, tokens: np.ndarray, path: list[int]) -> list[str] | None:
-        """Keys of `path`, deepest node first, each the parent of the one before it; None if its origin is unknown.
+        """Keys of `path`, nodes on one path from the root, deepest first; None if its origin is unknown.
 
         nodes, tokens: the arrays of the state, as NumPy views.
         """

@@ -2,111 +2,66 @@
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from purecache.answers import Node
-from purecache.effects.staged import Part, StagedPages
-from purecache.storage.buffers import PageBuffers
+from purecache.effects.staged import Part
+from purecache.storage.options import EndPolicy, StorageOptions
+from purecache.storage.pool_pages import PoolPages, Slot
+from purecache.storage.prefetch import Prefetch, Present, Share, Stage
 from purecache.stores.guard import Done, Guard, Kind, Request
 from purecache.stores.interface import Fetch, Presence
-
-
-class EndPolicy(enum.StrEnum):
-    """How long a prefetch may hold up its request."""
-
-    BEST_EFFORT = "best_effort"
-    """What has arrived when the scheduler asks for the first time."""
-    WAIT_COMPLETE = "wait_complete"
-    """Until all of it has arrived or failed."""
-    TIMEOUT = "timeout"
-    """Until then, or until a time that grows with its length is over."""
 
 
 class Progress(enum.Enum):
     """Answer to "is this request's prefetch done?"."""
 
     YES = "yes"
-    """It ended; `Prefetch.loaded` tokens more are on host."""
+    """It ended; `Prefetch.loaded` tokens more can be used from host."""
     NOT_YET = "not yet"
     GIVEN_UP = "given up"
     """It ended and brought nothing: not in storage, no room, failed, or the pages came otherwise. Match as always."""
 
 
-class Stage(enum.Enum):
-    """Where a prefetch stands."""
-
-    QUERY = 0
-    READ = 1
-    ENDED = 2
-
-
-@dataclass(eq=False)
-class Prefetch:
-    """One prefetch. Ask `StorageTier.progress` about it, and match once it has ended."""
-
-    prompt: tuple[Any, ...]
-    """Pieces of the prompt, as programs take it."""
-    anchor: Node
-    first: int
-    """Pages of the prompt that the cache had."""
-    names: list[tuple[str, ...]]
-    """Objects of each page behind them."""
-    stage: Stage = Stage.QUERY
-    loaded: int = 0
-    """Tokens that came from storage; known when it has ended."""
-    asked: float | None = None
-    """When the scheduler asked for the first time, in its own clock."""
-    operation: tuple[int, int] | None = None
-    pages: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Reserved host pages, local to the rank."""
-    ok: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    resolved: int = 0
-    """Pages that arrived or failed."""
-    issued: int = 0
-    """Pages asked for so far."""
-    starved: float | None = None
-    """Since when there has been no buffer for it."""
-
-    @property
-    def rank(self) -> int:
-        """Data-parallel rank."""
-        return int(self.prompt[3])
+def is_over(options: StorageOptions, tokens: int, waited: float) -> bool:
+    """Whether a prefetch of so many tokens, about which the scheduler asked `waited` seconds ago, must end now."""
+    if options.policy is EndPolicy.TIMEOUT:
+        return waited > options.timeout_base + tokens / 1024 * options.timeout_per_1024
+    return options.policy is EndPolicy.BEST_EFFORT
 
 
 @dataclass(eq=False)
 class _Read:
     """One request to the guard, or one copy into host pages."""
 
-    prefetch: Prefetch | None
-    """None if it ended meanwhile: only the slots are waited for."""
-    first: int
-    slots: list[int]
-    parts: list[Part] = field(default_factory=list)
-    hits: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Positions in the prefetch of the pages that a copy writes."""
+    share: Share | None
+    """None if its prefetch ended meanwhile: only the slots are waited for."""
+    pages: PoolPages
+    rank: int
+    places: np.ndarray
+    """Positions in the pages of the share."""
+    slots: list[Slot]
+    parts: list[tuple[int, Part]] = field(default_factory=list)
 
 
 class Reader:
-    """Moves prefetches on. What concerns the tree is the caller's: `reserve(prefetch, pages)` and `end(prefetch)`."""
+    """Moves prefetches on. What concerns the tree is the caller's: `reserve(prefetch, present)` and `end(prefetch)`.
+
+    `reserve` gives the prefetch its shares, False if it is not worth it; `end` ends their operations.
+    """
 
     def __init__(
         self,
-        staged: StagedPages,
-        ring: PageBuffers,
+        pools: Mapping[int, PoolPages],
         guard: Guard,
-        host_pages: int,
-        batch: int,
         patience: float,
-        reserve: Callable[[Prefetch, int], bool],
+        reserve: Callable[[Prefetch, Present], bool],
         end: Callable[[Prefetch], None],
         number: Callable[[], int],
     ) -> None:
-        self._staged, self._ring, self._guard = staged, ring, guard
-        self._host_pages, self._batch, self._patience = host_pages, batch, patience
+        self._pools, self._guard, self._patience = pools, guard, patience
         self._reserve, self._end, self._number = reserve, end, number
         self._queries: dict[int, Prefetch] = {}
         self._reads: dict[int, _Read] = {}
@@ -121,8 +76,9 @@ class Reader:
 
     def start(self, prefetch: Prefetch) -> bool:
         """Ask storage what it has; False if the store takes no request now."""
+        names = [name for _, pages in prefetch.asked_for.values() for page in pages for name in page]
         number = self._number()
-        if not self._guard.start(Request(Kind.EXISTS, number, [name for page in prefetch.names for name in page])):
+        if not self._guard.start(Request(Kind.EXISTS, number, names)):
             return False
         self._queries[number] = prefetch
         self.open.append(prefetch)
@@ -133,31 +89,32 @@ class Reader:
         if done.number in self._queries:
             prefetch = self._queries.pop(done.number) if done.finished else self._queries[done.number]
             if prefetch.stage is Stage.QUERY:
-                self._found(prefetch, self._ring.whole([answer is Presence.YES for answer in done.answers]).tolist())
+                self._found(prefetch, [answer is Presence.YES for answer in done.answers])
             return True
         read = self._reads.get(done.number)
         if read is None:
             return False
-        if read.prefetch is not None:
-            self._arrived(read, self._ring.whole([answer is Fetch.HIT for answer in done.answers]))
+        if read.share is not None:
+            self._arrived(read, read.share, read.pages.whole([answer is Fetch.HIT for answer in done.answers]))
         if done.finished:
             del self._reads[done.number]
-            self._ring.release(read.slots)
+            read.pages.release(read.slots)
         return True
 
     def poll(self) -> None:
         """Ask for more pages where there is room, and end what is complete."""
         waiting = []
         for copy in self._copies:
-            if all(part.ready for part in copy.parts):
+            if all(part.ready for _, part in copy.parts):
                 self._landed(copy)
             else:
                 waiting.append(copy)
         self._copies = waiting
         for prefetch in list(self.open):
             if prefetch.stage is Stage.READ:
-                self._ask(prefetch)
-                if prefetch.resolved == len(prefetch.pages):
+                for share in prefetch.shares:
+                    self._ask(share, prefetch.rank)
+                if all(share.complete for share in prefetch.shares):
                     self.finish(prefetch)
 
     def finish(self, prefetch: Prefetch) -> None:
@@ -166,74 +123,72 @@ class Reader:
             return
         prefetch.stage = Stage.ENDED
         self.open.remove(prefetch)
-        for read in [*self._reads.values(), *self._copies]:
-            if read.prefetch is prefetch:
-                read.prefetch = None
+        self._let_go(prefetch)
         self._end(prefetch)
 
     def forget(self) -> None:
         """The operations were reset: end all prefetches without telling anyone."""
         for prefetch in list(self.open):
-            prefetch.operation = None
+            self._let_go(prefetch)
+            prefetch.shares = []
             self.finish(prefetch)
 
-    def _found(self, prefetch: Prefetch, present: list[bool]) -> None:
-        hits = present.index(False) if False in present else len(present)
-        if hits and self._reserve(prefetch, hits):
+    def _let_go(self, prefetch: Prefetch) -> None:
+        """Whatever arrives from now on is not for this prefetch."""
+        for read in [*self._reads.values(), *self._copies]:
+            if any(read.share is share for share in prefetch.shares):
+                read.share = None
+
+    def _found(self, prefetch: Prefetch, answers: list[bool]) -> None:
+        present, first = {}, 0
+        for pool, (_, names) in prefetch.asked_for.items():
+            last = first + len(names) * self._pools[pool].parts
+            present[pool] = self._pools[pool].whole(answers[first:last])
+            first = last
+        if self._reserve(prefetch, present):
             prefetch.stage = Stage.READ
-            prefetch.ok = np.zeros(len(prefetch.pages), bool)
         else:
             self.finish(prefetch)
 
-    def _ask(self, prefetch: Prefetch) -> None:
-        while prefetch.issued < len(prefetch.pages):
-            count = min(self._batch, len(prefetch.pages) - prefetch.issued, self._ring.free)
+    def _ask(self, share: Share, rank: int) -> None:
+        pages = self._pools[share.pool]
+        while share.issued < len(share.wanted):
+            count = min(pages.batch, len(share.wanted) - share.issued, pages.free)
             if not count:
                 # All buffers may be held by calls that never return: then the rest is given up.
                 now = time.monotonic()
-                prefetch.starved = prefetch.starved or now
-                if now - prefetch.starved > self._patience:
-                    self._stop(prefetch, prefetch.issued)
+                share.starved = share.starved or now
+                if now - share.starved > self._patience:
+                    share.stop()
                 return
-            prefetch.starved = None
-            slots = self._ring.acquire(count) or []
-            first, number = prefetch.issued, self._number()
-            names = [name for page in prefetch.names[first : first + count] for name in page]
-            if not self._guard.start(Request(Kind.GET, number, names, self._ring.objects(slots))):
-                self._ring.release(slots)
-                self._stop(prefetch, first)
+            share.starved = None
+            slots = pages.acquire(count) or []
+            first, number = share.issued, self._number()
+            names = [name for page in share.names[first : first + count] for name in page]
+            if not self._guard.start(Request(Kind.GET, number, names, pages.buffers(slots))):
+                pages.release(slots)
+                share.stop()
                 return
-            self._reads[number] = _Read(prefetch, first, slots)
-            prefetch.issued += count
+            self._reads[number] = _Read(share, pages, rank, share.wanted[first : first + count], slots)
+            share.issued += count
 
-    def _stop(self, prefetch: Prefetch, first: int) -> None:
-        """Ask for nothing from page `first` on: behind a gap no page is of use."""
-        prefetch.resolved += len(prefetch.pages) - max(prefetch.issued, first)
-        prefetch.issued = len(prefetch.pages)
-
-    def _arrived(self, read: _Read, hit: np.ndarray) -> None:
-        prefetch = read.prefetch
-        assert prefetch is not None
-        read.prefetch = None
-        prefetch.resolved += int((~hit).sum())
-        if not hit.all():
-            self._stop(prefetch, read.first + len(hit))
+    def _arrived(self, read: _Read, share: Share, hit: np.ndarray) -> None:
+        read.share = None
+        share.resolved += int((~hit).sum())
+        if not share.pool and not hit.all():
+            share.stop()  # behind a gap no page of kv is of use
         if not hit.any():
             return
-        places = np.flatnonzero(hit)
-        hits = read.first + places
+        places = read.places[hit]
+        slots = [slot for slot, good in zip(read.slots, hit.tolist(), strict=True) if good]
         try:
-            rows = [self._ring.rows(read.slots[place]) for place in places.tolist()]
-            parts = self._staged.write(prefetch.pages[hits] + np.int32(prefetch.rank * self._host_pages), rows)
+            parts = read.pages.write(read.pages.on_host(share.pages[places], read.rank), slots)
         except Exception:
-            prefetch.resolved += len(hits)
+            share.resolved += len(places)
             return
-        self._copies.append(_Read(prefetch, read.first, [], parts, hits))
+        self._copies.append(_Read(share, read.pages, read.rank, places, [], parts))
 
     def _landed(self, copy: _Read) -> None:
-        prefetch = copy.prefetch
-        if prefetch is None:
-            return
-        for part in copy.parts:
-            prefetch.ok[copy.hits[part.where]] = self._staged.landed(part)
-        prefetch.resolved += len(copy.hits)
+        if copy.share is not None:
+            copy.share.ok[copy.places] = copy.pages.landed(copy.parts, len(copy.places))
+            copy.share.resolved += len(copy.places)

@@ -3,69 +3,37 @@
 import itertools
 import time
 import warnings
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from purecache.answers import Node, Refusal
 from purecache.cache import PrefixCache
-from purecache.effects import Interpreter, Transfer
+from purecache.effects import Interpreter, Planes, Transfer
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.entries import of_pool
 from purecache.inputs import Tokens, as_int32
 from purecache.namespaces import Namespace
-from purecache.state import NONE
-from purecache.storage.buffers import PageBuffers
 from purecache.storage.keytable import KeyTable
-from purecache.storage.reader import EndPolicy, Prefetch, Progress, Reader, Stage
+from purecache.storage.options import StorageOptions
+from purecache.storage.pool_pages import Namings, stored_pools
+from purecache.storage.prefetch import Names, Prefetch, Present, Stage
+from purecache.storage.prefixes import Known, deepest, first_needed, look_up
+from purecache.storage.reader import Progress, Reader, is_over
+from purecache.storage.shares import end_share, take_shares
 from purecache.storage.writer import Writer
 from purecache.stores.guard import Guard
 from purecache.stores.interface import Store
 from purecache.stores.keys import page_keys, seed_of
-from purecache.stores.names import Naming, objects_of
 from purecache.transitions import Status
 
-POOL = "kv"
 PROGRAMS = ("peek", "begin_store", "finish_store", "begin_prefetch", "finish_prefetch")
 """Transitions that the tier uses."""
+OF_POOLS = ("finish_store", "begin_prefetch", "finish_prefetch")
+"""Those of them that there are for every tail pool."""
 WAITING = 4096
 """Paths that may wait for staging buffers; beyond that, the oldest is stored with its next backup."""
 SMALL_PAGE = 16
 """Tokens below which a page is too little for an object."""
-
-
-@dataclass(frozen=True)
-class StorageOptions:
-    """Bounds and policies of a storage tier. Raises ValueError for a value that cannot work.
-
-    threshold: tokens from which a prefetch is worth it. tokens_in_flight: of all prefetches together (default: half of
-    what host memory holds). policy, timeout_base (s), timeout_per_1024 (s per 1,024 tokens): when a prefetch ends.
-    staging_pages: buffers between host memory and the store; they bound the pages under way in both directions.
-    batch_pages: most pages of one read or write. head_axis: axis of the heads in every leaf of a page, not counting the
-    page axis, along which a naming with several objects per page (`HeadGroups`) cuts it. workers, queue, call_timeout
-    (s): of the guard around the store.
-    """
-
-    threshold: int = 256
-    tokens_in_flight: int | None = None
-    policy: EndPolicy = EndPolicy.TIMEOUT
-    timeout_base: float = 1.0
-    timeout_per_1024: float = 0.25
-    staging_pages: int = 64
-    batch_pages: int = 16
-    head_axis: int = 0
-    workers: int = 2
-    queue: int = 64
-    call_timeout: float = 5.0
-
-    def __post_init__(self) -> None:
-        for name in ("threshold", "staging_pages", "batch_pages", "workers", "queue"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if min(self.timeout_base, self.timeout_per_1024) < 0 or self.call_timeout <= 0:
-            raise ValueError("times must not be negative, and call_timeout must be positive")
-        if self.tokens_in_flight is not None and self.tokens_in_flight < self.threshold:
-            raise ValueError("tokens_in_flight is below the threshold: no prefetch could ever start")
 
 
 class StorageTier:
@@ -75,18 +43,19 @@ class StorageTier:
     """
 
     def __init__(
-        self, cache: PrefixCache, store: Store | Guard, naming: Naming, options: StorageOptions | None = None
+        self, cache: PrefixCache, store: Store | Guard, naming: Namings, options: StorageOptions | None = None
     ) -> None:
         """Attach `store` to `cache`; the store is the tier's from now on. A guard around one is used as it is.
 
         `naming` must make other names of page keys whenever anything differs that changes the bytes of a page (see
-        `purecache.stores.names.ObjectRecord`). What is on host already is stored when `store` is called for it, or when
-        a backup below it ends. Raises ValueError without host pages, or where storage is attached already.
+        `purecache.stores.names.ObjectRecord`): one where kv is the only pool, else one per pool, by name. What is on
+        host already is stored when `store` is called for it, or when a backup below it ends. Raises ValueError without
+        host pages, for a pool without a naming, or where storage is attached already.
         """
         driver, inputs, config, plane = cache._driver, cache._inputs, cache.config, cache._driver.plane
         if driver.storage is not None:
             raise ValueError("storage is attached already: detach it first")
-        if config.host_pages == 0 or not isinstance(plane, Interpreter):
+        if config.host_pages == 0 or not isinstance(plane, Interpreter | Planes):
             raise ValueError("storage needs host pages to come from and go to: set host_pages, and give an interpreter")
         options = options or StorageOptions()
         if config.page_size < SMALL_PAGE:
@@ -95,41 +64,34 @@ class StorageTier:
             )
             warnings.warn(text, stacklevel=2)
         self._config, self._driver, self._inputs, self._options = config, driver, inputs, options
-        self._host_pages, self._naming = plane.host_pages, naming
-        parts = len(objects_of("0" * 64, naming, (POOL,)))
-        batch = min(options.batch_pages, options.staging_pages)
-        self._staged = staged = plane.staged(batch, parts, options.head_axis)
-        self.ring = PageBuffers(options.staging_pages, staged.row_bytes, parts)
+        self._layout = config.layout
+        self._pools = {pages.pool: pages for pages in stored_pools(config, plane, naming, options)}
+        self.ring = self._pools[0].ring
         if isinstance(store, Store):
-            store.register(self.ring.ring.region)
+            for pages in self._pools.values():
+                for region in pages.regions:
+                    store.register(region)
             store = Guard(store, options.workers, options.queue, options.call_timeout)
         self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
         numbers = itertools.count()
-        self._writer = Writer(staged, self.ring, self.guard, self._end_store, lambda: next(numbers))
-        self._reader = Reader(
-            staged,
-            self.ring,
-            self.guard,
-            self._host_pages,
-            batch,
-            2 * options.call_timeout,
-            self._reserve,
-            self._end_prefetch,
-            lambda: next(numbers),
-        )
+        self._writer = Writer(self._pools, self.guard, self._end_store, lambda: next(numbers))
+        patience = 2 * options.call_timeout
+        hooks = self._reserve, self._end_prefetch, lambda: next(numbers)
+        self._reader = Reader(self._pools, self.guard, patience, *hooks)
         self._counts = {"prefetches": 0, "prefetches_limited": 0, "prefetches_given_up": 0, "tokens_prefetched": 0}
         self._occupied = 0
         self._waiting: dict[int, Node] = {}
         """Nodes whose path has pages that found no staging buffer, oldest first."""
         driver.storage = self
-        half = self._host_pages * config.ranks * config.page_size // 2
+        half = config.host_pages * config.ranks * config.page_size // 2
         self._limit = options.tokens_in_flight or max(half, options.threshold)
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def store(self, node: Node) -> int:
-        """Start writing what the path to `node` has on host and storage lacks; returns the pages on their way.
+        """Start writing what the path to `node` has on host and storage lacks, of every pool; returns how many pages
+        are on their way.
 
         Every backup that ends does this. What finds no staging buffer is begun by a later `tick`.
         """
@@ -137,25 +99,29 @@ class StorageTier:
         if self._driver.storage is not self:
             return 0
         while True:
-            room = min(self.ring.free, self._options.batch_pages)
-            reply = self._driver.run("begin_store", self._driver.programs.bucket(room), *node, room)
-            started += reply.number
+            room = [self._room(pool) for pool in range(self._layout.pools)]
+            reply = self._driver.run("begin_store", self._driver.programs.bucket(max(room)), *node, *room)
+            started += reply.number + sum(reply.values)
             if reply.status != Status.OK:
                 break
-        if reply.status in (Status.NO_ROOM, Status.TABLE_FULL):
+        # Only of kv it is told that something is left. Another pool without a buffer may lack something too.
+        short = any(not pages.free for pages in self._pools.values() if pages.pool)
+        if reply.status in (Status.NO_ROOM, Status.TABLE_FULL) or (short and reply.status == Status.NOTHING):
             self._waiting[node.number] = node
             if len(self._waiting) > WAITING:
                 del self._waiting[next(iter(self._waiting))]
         return started
 
+    def _room(self, pool: int) -> int:
+        return min(self._pools[pool].free, self._options.batch_pages) if pool in self._pools else 0
+
     def write(self, transfer: Transfer) -> None:
         """Carry out the effect of a `begin_store`."""
-        pages = transfer.source + np.int32(transfer.rank * self._host_pages)
         nodes, tokens = self._driver.views()
         keys = self._keys.keys_of(nodes, tokens, transfer.target.tolist())
         del nodes, tokens  # a view that is held would make the next transition copy the state
-        names = None if keys is None else [objects_of(key, self._naming, (POOL,)) for key in keys]
-        self._writer.start(transfer, pages, names)
+        pages = self._pools[transfer.pool]
+        self._writer.start(transfer, None if keys is None else [pages.objects(key) for key in keys])
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -167,30 +133,48 @@ class StorageTier:
         if self._driver.storage is not self:
             return Refusal(Status.STALE)
         key = as_int32(tokens).copy()  # the caller may write into its own before the prefetch ends
-        size, prompt = self._inputs.prompt(key, namespace, rank)
-        found, width = self._driver.run("peek", size, *prompt), self._config.page_size
-        missing = int(prompt[1]) - found.length  # type: ignore[call-overload]
-        if missing * width < self._options.threshold:
+        prompt = self._inputs.prompt(key, namespace, rank)[1]
+        known, width, least = look_up(self._driver, self._layout, prompt), self._config.page_size, self._least
+        end = self._depth(known, int(prompt[1]))  # type: ignore[call-overload]
+        if end - known.usable < least:
             return Refusal(Status.BELOW_THRESHOLD)
         self._counts["prefetches"] += 1
-        missing = min(missing, (self._limit - self._occupied) // width)
-        if missing * width < self._options.threshold:
+        end = self._depth(known, min(end, known.full + (self._limit - self._occupied) // width))
+        if end - known.usable < least:
             self._counts["prefetches_limited"] += 1
             return Refusal(Status.NO_ROOM)
-        end = (found.length + missing) * width + self._config.bigrams
-        keys = page_keys(key[:end].view(np.uint32), width, seed_of(namespace), self._config.bigrams)[found.length :]
-        names = [objects_of(key, self._naming, (POOL,)) for key in keys]
-        started = Prefetch(prompt, Node(found.node, found.clock), found.length, names)
+        read = key[: end * width + self._config.bigrams].view(np.uint32)
+        keys = page_keys(read, width, seed_of(namespace), self._config.bigrams)
+        asked_for: dict[int, tuple[int, Names]] = {}
+        for pool, pages in self._pools.items():
+            first = min(first_needed(self._layout, pool, known.usable + 1) if pool else known.full, end)
+            asked_for[pool] = first, [pages.objects(each) for each in keys[first:end]]
+        started = Prefetch(prompt, known.usable, end, asked_for)
         if not self._reader.start(started):
             return Refusal(Status.TABLE_FULL)
-        self._occupied += len(names) * width
+        self._occupied += self._cost(started)
         return started
+
+    @property
+    def _least(self) -> int:
+        """Pages from which a prefetch is worth it."""
+        return -(-self._options.threshold // self._config.page_size)
+
+    def _depth(self, known: Known, limit: int) -> int:
+        """How deep a prefix of at most `limit` pages can become at best, if storage has all of what it keeps."""
+        stored = [np.full(len(here), pool in self._pools) for pool, here in enumerate(known.values, 1)]
+        return deepest(self._layout, known.usable, limit, known.values, stored)
+
+    def _cost(self, prefetch: Prefetch) -> int:
+        """Tokens of kv that a prefetch may bring."""
+        return len(prefetch.asked_for[0][1]) * self._config.page_size
 
     def progress(self, prefetch: Prefetch, now: float) -> Progress:
         """Whether a prefetch has ended; by the end policy, asking may end it. `now`: seconds, by any steady clock."""
         if prefetch.asked is None:
             prefetch.asked = now
-        if prefetch.stage is not Stage.ENDED and self._is_over(prefetch, now - prefetch.asked):
+        tokens = (prefetch.end - prefetch.usable) * self._config.page_size
+        if prefetch.stage is not Stage.ENDED and is_over(self._options, tokens, now - prefetch.asked):
             self.abort(prefetch)
         if prefetch.stage is not Stage.ENDED:
             return Progress.NOT_YET
@@ -200,12 +184,6 @@ class StorageTier:
         """End a prefetch whose request is gone, whatever its stage. What has landed stays in the cache."""
         with DeferredInterrupts():
             self._reader.finish(prefetch)
-
-    def _is_over(self, prefetch: Prefetch, waited: float) -> bool:
-        if self._options.policy is EndPolicy.TIMEOUT:
-            tokens = len(prefetch.names) * self._config.page_size
-            return waited > self._options.timeout_base + tokens / 1024 * self._options.timeout_per_1024
-        return self._options.policy is EndPolicy.BEST_EFFORT
 
     # ---- moving on -----------------------------------------------------------------------------------------------
 
@@ -217,7 +195,7 @@ class StorageTier:
                     self._reader.done(done)
             self._writer.poll()
             self._reader.poll()
-            while self._waiting and self.ring.free:
+            while self._waiting and any(pages.free for pages in self._pools.values()):
                 if not self.store(self._waiting.pop(next(iter(self._waiting)))):
                     break  # one look per tick where there is nothing to gain
 
@@ -245,8 +223,10 @@ class StorageTier:
 
         Without it, the first store and the first prefetch of each size compile within `tick`, which takes seconds.
         """
-        self._staged.warm()
-        return self._driver.programs.warm(-(-tokens // self._config.page_size), PROGRAMS)
+        for pages in self._pools.values():
+            pages.warm()
+        names = PROGRAMS + tuple(of_pool(name, pool) for pool in self._pools if pool for name in OF_POOLS)
+        return self._driver.programs.warm(-(-tokens // self._config.page_size), names)
 
     def detach(self, timeout: float = 1.0) -> None:
         """Take storage off the cache and close the store; waits at most `timeout` seconds for it.
@@ -271,38 +251,20 @@ class StorageTier:
 
     # ---- hooks of the two machines -------------------------------------------------------------------------------
 
-    def _end_store(self, operation: int, generation: int, ok: np.ndarray) -> None:
-        self._driver.end("finish_store", operation, generation, ok)
+    def _end_store(self, transfer: Transfer, ok: np.ndarray) -> None:
+        name = of_pool("finish_store", transfer.pool)
+        where = (transfer.target,) if transfer.pool else ()
+        self._driver.end(name, transfer.operation, transfer.generation, ok, *where)
 
-    def _reserve(self, prefetch: Prefetch, pages: int) -> bool:
-        least = -(-self._options.threshold // self._config.page_size)
-        if pages < least:
-            return False
-        size = self._driver.programs.bucket(pages)
-        reply = self._driver.run("begin_prefetch", size, *prefetch.anchor, pages)
-        if reply.status != Status.OK:
-            return False
-        prefetch.operation = (reply.operation, reply.generation)
-        prefetch.pages = reply.pages[: reply.number].copy()
-        return reply.number >= least
+    def _reserve(self, prefetch: Prefetch, present: Present) -> bool:
+        return take_shares(self._driver, self._layout, prefetch, present, self._least)
 
     def _end_prefetch(self, prefetch: Prefetch) -> None:
-        if prefetch.operation is not None:
-            self._insert(prefetch, *prefetch.operation)
-        self._occupied -= len(prefetch.names) * self._config.page_size
+        width, prompt = self._config.page_size, prefetch.prompt
+        taken = sum([end_share(self._driver, share, prompt, width) for share in prefetch.shares])
+        if taken and self._layout.tails:
+            taken = max(0, look_up(self._driver, self._layout, prompt).usable - prefetch.usable)
+        prefetch.loaded = taken * width
+        self._occupied -= self._cost(prefetch)
         self._counts["tokens_prefetched"] += prefetch.loaded
         self._counts["prefetches_given_up"] += not prefetch.loaded
-
-    def _insert(self, prefetch: Prefetch, operation: int, generation: int) -> None:
-        """End the operation of a prefetch: what arrived becomes part of the tree, the other pages are free again."""
-        number = len(prefetch.pages)
-        last = prefetch.first + number
-        size = self._driver.programs.bucket(last)
-        tokens, pages, digest, rank = prefetch.prompt
-        prompt = (tokens[: last * self._config.page_size], min(pages, last), digest, rank)
-        ok = np.zeros(size, np.int32)
-        ok[: len(prefetch.ok)] = prefetch.ok
-        held = np.full(size, NONE, np.int32)
-        held[:number] = prefetch.pages
-        reply: Any = self._driver.run("finish_prefetch", size, operation, generation, *prompt, prefetch.first, held, ok)
-        prefetch.loaded = reply.number * self._config.page_size

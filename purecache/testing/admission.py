@@ -105,7 +105,11 @@ class Admission:
     def room(self, rank: int) -> float:
         """Tokens that can still be had on a rank: what is free, and what can be evicted."""
         free = self.caller.allocator.available_size(rank)
-        return free + self.caller.size("evictable_size", rank) - self.reserved[rank]
+        return free + self.caller.size(self.caller.names[0], rank) - self.reserved[rank]
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is room in the other pools of the model."""
+        return True
 
     def go_on(self, request: Request) -> Request | None:
         """The next chunk of a request that is being computed; it isn't matched again. Itself, if it isn't the last."""
@@ -135,11 +139,11 @@ class Admission:
         request.extend_input_len = len(request.fill_ids) - len(request.prefix_indices)
         total = request.extend_input_len + request.left()
         node = request.last_node
-        if total >= self.room(request.rank):
+        if total >= self.room(request.rank) or not self.fits(request):
             return False
         lock = self.caller.lock(node)
         try:
-            return total < self.room(request.rank) and self._add_locked(request)
+            return total < self.room(request.rank) and self.fits(request) and self._add_locked(request)
         finally:
             self.caller.unlock(node, lock.to_dec_params())
 

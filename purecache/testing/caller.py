@@ -52,11 +52,15 @@ class Caller:
         assert size >= 0, f"{name} of rank {rank} is {size}"
         return int(size)
 
+    names = ("evictable_size", "protected_size")
+    """How the sizes of full attention are asked for."""
+
     def sizes(self) -> list[tuple[int, int, int]]:
         """Tokens that are free, evictable and protected, per rank."""
-        names = ("evictable_size", "protected_size")
+        evictable, protected = self.names
         ranks = range(self.allocator.dp_size)
-        return [(self.allocator.available_size(rank), *[self.size(name, rank) for name in names]) for rank in ranks]  # pyright: ignore
+        free = self.allocator.available_size
+        return [(free(rank), self.size(evictable, rank), self.size(protected, rank)) for rank in ranks]
 
     # ---- prefixes ----
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from purecache.testing.admission import Tally
 from purecache.testing.caller import Caller
-from purecache.testing.device import Device, Work
+from purecache.testing.device import Device, Part, Work
 from purecache.testing.pools import KVPool, PagedSlots, TokenSlots, marks_of
 from purecache.testing.stand_ins import CacheInitParams, Request, RequestRows, Vocabulary
 
@@ -61,23 +61,38 @@ class Memory:
         self.page_size, self.dp_size, self.is_eagle, self.overlap = page_size, dp_size, is_eagle, overlap
         self.chunk, self.max_running, self.policy, self.optimism = chunk, max_running, policy, optimism
         self.twice, self.host, self.tally = twice, host or HostTier(), Tally()
-        self.rows = RequestRows(dp_size * (max_running + 2), 2 * tokens)
+        self.rows = self.rows_of(dp_size * (max_running + 2), 2 * tokens)
         self.pool = KVPool(tokens * dp_size, page_size, dp_size)
-        self.device = Device(self.pool, self.random)
         size = tokens * dp_size
         if page_size == 1:
             self.allocator = TokenSlots(size, self.pool, dp_size)
         else:
             self.allocator = PagedSlots(size, page_size, self.pool, dp_size)
         self.allocator.on_free = self._check_free
-        self.cache = make_cache(CacheInitParams(self.rows, self.allocator, page_size, is_eagle))
+        params = CacheInitParams(self.rows, self.allocator, page_size, is_eagle)
+        self.device = Device([self.pool, *self.more_pools(tokens, params)], self.random)
+        self.handed = params.token_to_kv_pool_allocator  # what slots come from; `allocator` has those of full attention
+        self.cache = make_cache(params)
         vocabulary = Vocabulary() if vocabulary is None else vocabulary
         moment = self.device.moment
-        self.caller = Caller(self.cache, self.rows, self.allocator, vocabulary, is_eagle, self.random, moment)
+        self.caller = self.caller_of(
+            self.cache, params.req_to_token_pool, self.allocator, vocabulary, is_eagle, self.random, moment
+        )
         if overlap and self.caller.with_host:
             self.cache._donation_barrier = self.device.wait
         self.requests: list[Request] = []
         self._admitted: list[Request] = []  # chosen for the next batch, without a row yet
+
+    caller_of = Caller
+    """Makes what calls the cache."""
+
+    def rows_of(self, size: int, max_context_len: int) -> RequestRows:
+        """The table of rows."""
+        return RequestRows(size, max_context_len)
+
+    def more_pools(self, tokens: int, params: CacheInitParams) -> list[KVPool]:
+        """Pools beside that of full attention, for schedulers that have some; they change `params` for the cache."""
+        return []
 
     def _check_free(self, rank: int, slots: np.ndarray) -> None:
         for request in [*self._admitted, *self.rows.owners.values()]:
@@ -96,14 +111,14 @@ class Memory:
         number = sum(ends) - sum(begins)
         room = number + (len(requests) * self.page_size if self.page_size > 1 else 0)
         self.evict(room, rank)
-        if isinstance(self.allocator, PagedSlots):
+        if self.page_size > 1:
             last = [
                 int(self.rows.slots(request, begin - 1, begin)[0]) if begin else -1
                 for request, begin in zip(requests, begins, strict=True)
             ]
-            slots = self.allocator.alloc_extend(begins, ends, last, number, dp_rank=rank)
+            slots = self.handed.alloc_extend(begins, ends, last, number, dp_rank=rank)
         else:
-            slots = self.allocator.alloc(number, dp_rank=rank)
+            slots = self.handed.alloc(number, dp_rank=rank)
         promised = "the sizes that the cache answered promised room, but there is none"
         assert slots is not None, f"{promised} for {number} tokens of rank {rank}: {self.caller.sizes()[rank]}"
         for request, begin, end in zip(requests, begins, ends, strict=True):
@@ -116,11 +131,15 @@ class Memory:
             self.caller.evict(tokens, rank)
             self.tally.evictions += 1
 
+    def free_slots(self, rank: int) -> int:
+        """Slots of a rank that can be had without evicting."""
+        return self.allocator.available_size(rank)
+
     def work(self, request: Request, begin: int) -> Work:
         """Compute a request from position `begin` to all that it has slots for."""
         end = request.kv_committed_len
         marks = marks_of(request.future[: end + self.is_eagle], request.extra_key, self.is_eagle)
-        return Work(request, self.rows.slots(request, 0, end), marks, begin)
+        return Work(request, [Part(self.rows.slots(request, 0, end), marks, begin)])
 
     def tell(self, hook: Callable[[Any, Request], Any] | None, request: Request) -> Any:
         """Call a hook for storage, which must not raise; None without one."""
@@ -135,5 +154,5 @@ class Memory:
         begin, end = request.pop_overallocated_kv_cache()
         begin = -(-begin // self.page_size) * self.page_size
         if begin < end:
-            self.allocator.free(self.rows.slots(request, begin, end), dp_rank=request.rank)
+            self.handed.free(self.rows.slots(request, begin, end), dp_rank=request.rank)
         self.rows.free(request)

@@ -10,7 +10,11 @@ from purecache.testing.memory import HostTier
 from purecache.testing.scheduling import Scheduling
 from purecache.testing.situations import SITUATIONS
 from purecache.testing.stand_ins import CacheInitParams
+from purecache.testing.state_scheduling import StateScheduling
+from purecache.testing.state_situations import STATE_SITUATIONS
 from purecache.testing.tier_situations import TIER_SITUATIONS
+from purecache.testing.window_scheduling import WindowScheduling
+from purecache.testing.window_situations import WINDOW_SITUATIONS
 from purecache.testing.workload import Workload
 
 
@@ -27,6 +31,10 @@ def check_prefix_cache(
     overlap: bool = False,
     vocabulary: Any = None,
     skip: Collection[str] = (),
+    window: int | None = None,
+    window_tokens: int | None = None,
+    states: int | None = None,
+    interval: int | None = None,
 ) -> Tally:
     """Check that a prefix cache does what sglang-jax's scheduler relies on. Raises AssertionError saying what is wrong.
 
@@ -41,6 +49,11 @@ def check_prefix_cache(
     scheduler prepares the next batch. `vocabulary` has the classes for keys and parameters, if the cache wants its own:
     RadixKey, MatchPrefixParams, EvictParams, InsertParams.
 
+    `window`: the model has sliding windows of so many tokens, and a pool of `window_tokens` slots per rank for them;
+    the cache is then one for an allocator of two pools (`purecache.testing.window_pools`). `states`: the model has
+    recurrent layers, and so many states per rank, which the table of rows has (`purecache.testing.state_rows`); with
+    `interval`, requests take a snapshot every so many tokens.
+
     Returns how often what has happened in the random lives.
     """
     if not __debug__:
@@ -48,21 +61,30 @@ def check_prefix_cache(
 
     given = {"page_size": page_size, "dp_size": dp_size, "is_eagle": is_eagle, "overlap": overlap}
     given |= {"tokens": tokens or max(16 * page_size, 40), "host": host, "vocabulary": vocabulary}
+    kind, situations, chunks = Scheduling, (*SITUATIONS, *TIER_SITUATIONS), (None, 2 * page_size, 3 * page_size + 1)
+    if window is not None:
+        # The window's pool may be smaller than a prompt: without chunks it could never be computed.
+        kind, chunks = WindowScheduling, (4 * page_size, 2 * page_size, 3 * page_size + 1)
+        given |= {"window": window, "window_tokens": window_tokens, "chunk": chunks[0]}
+        situations = (*WINDOW_SITUATIONS, *TIER_SITUATIONS)
+    if states is not None:
+        kind, situations = StateScheduling, STATE_SITUATIONS
+        given |= {"states": states, "interval": interval}
     opened: list[Scheduling] = []
 
     def start(**settings: Any) -> Scheduling:
-        opened.append(Scheduling(make_cache, **{**given, **settings}))
+        opened.append(kind(make_cache, **{**given, **settings}))
         return opened[-1]
 
     tally = Tally()
     try:
-        for check in (*SITUATIONS, *TIER_SITUATIONS):
+        for check in situations:
             name = check.__name__.removeprefix("_")
             if name not in skip:
                 _say_where(f"[{name}]", functools.partial(check, start), opened)
                 _close(opened)
         for seed in seeds:
-            chunk = (None, 2 * page_size, 3 * page_size + 1)[seed % 3]
+            chunk = chunks[seed % 3]
             policy = ("fcfs", "lpm", "dfs-weight")[seed // 3 % 3]
             run = start(seed=seed, chunk=chunk, policy=policy, twice=0.0 if "twice" in skip else 0.2)
             workload = Workload(run, seed)

@@ -111,7 +111,7 @@ class Scheduling(Memory):
         after = [self.allocator.available_size(rank) for rank in range(self.dp_size)]
         assert before == after, "reset must not free slots: the scheduler clears the allocator itself"
         self.rows.clear()
-        self.allocator.clear()
+        self.handed.clear()
         self._clear()
         self.requests = []
         for free, evictable, protected in self.caller.sizes():
@@ -200,7 +200,7 @@ class Scheduling(Memory):
         reserved = [sum(each.left() * self.optimism for each in requests) for requests in self.running]
         mixed = self.chunk is not None and self.random.random() < 0.3
         chunk = self.chunk - len(self.running[0]) if self.chunk is not None and mixed else self.chunk
-        admission = Admission(self.caller, self.tally, chunk, self.allocator.size_per_rank, reserved, self._ready)
+        admission = self.admission(chunk, reserved)
         for rank, request in enumerate(self.chunked):
             if request is not None and self.aborting[rank] is None:
                 self.chunked[rank] = admission.go_on(request)
@@ -225,10 +225,21 @@ class Scheduling(Memory):
         self._unmerged = batch
         return batch
 
+    def admission(self, chunk: int | None, reserved: list[float]) -> Admission:
+        """The room for a prefill batch."""
+        return Admission(self.caller, self.tally, chunk, self.allocator.size_per_rank, reserved, self.ready)
+
+    def before_rows(self, requests: list[Request], rank: int) -> None:
+        """What a scheduler does before it gives rows to the requests of a rank."""
+
+    def before_decode(self, requests: list[Request], rank: int) -> None:
+        """What a scheduler does to the requests of a rank before it takes slots for their next token."""
+
     def _extend(self, batch: Batch) -> None:
         for rank, requests in enumerate(batch.requests):
             if not requests:
                 continue
+            self.before_rows(requests, rank)
             assert self.rows.alloc(requests) is not None, "the scheduler has too few rows"
             begins = [len(each.fill_ids) - each.extend_input_len for each in requests]
             for request, begin in zip(requests, begins, strict=True):
@@ -262,6 +273,7 @@ class Scheduling(Memory):
         return batch
 
     def _decode_rank(self, batch: Batch, requests: list[Request], rank: int) -> None:
+        self.before_decode(requests, rank)
         begins = [each.kv_allocated_len for each in requests]
         ends = [self._reach(each) for each in requests]
         self.allocate(requests, begins, ends, rank)
@@ -271,6 +283,7 @@ class Scheduling(Memory):
             said = self.random.randint(1, 3) if self.is_eagle and not self.overlap else 1
             request.kv_allocated_len = end
             request.kv_committed_len += said
+            request.decode_batch_idx += 1
             batch.answers[request] = request.future[begin + 1 : begin + 1 + said]
             batch.forward.works.append(self.work(request, begin))
 
@@ -282,7 +295,7 @@ class Scheduling(Memory):
         pages = [-(-self._reach(each) // size) - -(-each.kv_allocated_len // size) for each in requests]
         needed = sum(pages) * size
         self.evict(needed, rank)
-        return self.allocator.available_size(rank) >= needed
+        return self.free_slots(rank) >= needed
 
     def _make_room(self, requests: list[Request], rank: int, retract: bool) -> None:
         requests.sort(key=lambda each: (-len(each.output_ids), len(each.origin_input_ids)))
@@ -301,7 +314,7 @@ class Scheduling(Memory):
 
     def _process(self, batch: Batch) -> None:
         if not batch.extend:
-            self.allocator.free_group_begin()
+            self.handed.free_group_begin()
         for rank, requests in enumerate(batch.requests):
             for request in requests:
                 if request.finished() or request.is_retracted:
@@ -313,7 +326,7 @@ class Scheduling(Memory):
                 if self.aborting[rank] is request:
                     self._finish_aborted_chunks()
         if not batch.extend:
-            self.allocator.free_group_end()
+            self.handed.free_group_end()
 
     def _say(self, request: Request, batch: Batch) -> None:
         request.output_ids = request.output_ids + batch.answers[request]
@@ -334,7 +347,7 @@ class Scheduling(Memory):
         self.waiting.append(request)
         self.tell(self.host.queued, request)
 
-    def _ready(self, request: Request) -> bool:
+    def ready(self, request: Request) -> bool:
         """Whether storage has ended with a request that waits. What it has brought is matched."""
         if self.host.ready is None:
             return True

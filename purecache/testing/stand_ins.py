@@ -115,6 +115,7 @@ class Request:
     kv_committed_freed: bool = False
     kv_overallocated_freed: bool = False
     is_chunked: int = 0
+    decode_batch_idx: int = 0
     is_retracted: bool = False
     swa_uuid_for_lock: Any = None
     swa_evicted_seqlen: int = 0
@@ -172,7 +173,7 @@ class Request:
     def reset_for_retract(self) -> None:
         """Back to waiting: nothing of it is in memory any more. What it has said stays."""
         self.prefix_indices, self.last_node, self.swa_uuid_for_lock = [], None, None
-        self.extend_input_len = self.is_chunked = self.swa_evicted_seqlen = 0
+        self.extend_input_len = self.is_chunked = self.swa_evicted_seqlen = self.decode_batch_idx = 0
         self.kv_allocated_len = self.kv_committed_len = self.cache_protected_len = 0
         self.kv_committed_freed = self.kv_overallocated_freed = False
         self.is_retracted = True

@@ -49,7 +49,7 @@ def _oldest(state: CacheState, tier: Tier, pool: Any, rank: jax.Array) -> jax.Ar
 def evict_host_value(
     state: CacheState, rank: jax.Array, pool: Any, condition: jax.Array
 ) -> tuple[CacheState, jax.Array]:
-    """Free the oldest host value of a pool, if `condition` and there is one. Returns the state and the page, or NONE."""
+    """Free the oldest host value of a pool, if there is one and `condition`. Returns the state and the page or NONE."""
 
     def oldest(state: CacheState) -> tuple[jax.Array, jax.Array]:
         node = masked(condition, _oldest(state, Tier.HOST, pool, rank))

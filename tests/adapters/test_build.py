@@ -25,6 +25,8 @@ from purecache.adapters.build import (
     dispatch,
 )
 from purecache.adapters.sessions import SessionCache
+from purecache.effects import Planes
+from purecache.state import Window
 from purecache.state.config import Policy, WritePolicy
 
 DOCS = Path(__file__).parents[2] / "docs" / "sglang-dispatch.md"
@@ -117,15 +119,21 @@ def test_a_switch_of_the_environment_that_is_no_switch_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("model", "way_out"),
-    [({"hybrid_swa": True}, "--disable-hybrid-swa-memory"), ({"hybrid_recurrent": True}, "--disable-radix-cache")],
+    ("model", "part"),
+    [({"hybrid_swa": True}, Component.SWA), ({"hybrid_recurrent": True}, Component.MAMBA)],
 )
 @pytest.mark.parametrize("environment", [{}, {UNIFIED: "1"}, {CPP: "1"}])
-def test_trees_with_other_components_are_refused_with_a_way_out(model, way_out, environment):
-    with pytest.raises(UnsupportedError, match=f"yet, and this model has some: .*{way_out}"):
+def test_components_that_an_adapter_lacks_are_refused_with_a_way_out(model, part, environment):
+    with pytest.raises(UnsupportedError, match=r"yet, and this model has some: .*--disable-radix-cache"):
         choose({}, environment=environment, **model)
+    assert part in choose({}, environment=environment, keeps=tuple(Component), **model).components
     own = choose({"disable_radix_cache": True, "chunked_prefill_size": 8}, environment=environment, **model)
     assert not own.ours
+
+
+def test_windows_and_states_in_one_model_are_refused():
+    with pytest.raises(UnsupportedError, match="both sliding windows and recurrent layers"):
+        choose({}, hybrid_swa=True, hybrid_recurrent=True, environment={}, keeps=tuple(Component))
 
 
 # ---- what excludes what ----------------------------------------------------------------------------------------------
@@ -240,12 +248,15 @@ class MLATokenToKVPool:
     indexer_key_buffer: list[jax.Array] = field(default_factory=list)
 
 
+@dataclass
 class SWAKVPool:
-    pass
+    full_kv_pool: Any
+    swa_kv_pool: Any
 
 
+@dataclass
 class HybridLinearKVPool:
-    pass
+    full_kv_pool: Any
 
 
 class OtherPool:
@@ -261,6 +272,14 @@ class Allocator:
 
     def get_kvcache(self) -> Any:
         return self.pool
+
+
+def windows() -> Any:
+    """An allocator of both pools of a model with windows, like sglang-jax's: 8 and 4 pages per rank."""
+    full, swa = MHATokenToKVPool(layers(18)), MHATokenToKVPool(layers(10, 2))
+    both = Allocator(SWAKVPool(full, swa))
+    both.full_attn_allocator, both.swa_attn_allocator = Allocator(full), Allocator(swa, size=32)
+    return both
 
 
 def layers(pages: int, count: int = 3) -> list[jax.Array]:
@@ -293,12 +312,23 @@ def test_pools_with_indexer_keys_move_both():
     assert pool.page_bytes == 3 * 4 * 2 * 2 * 8 * 2 + 4 * 128 * 4
 
 
-@pytest.mark.parametrize(
-    ("pool", "reason"), [(SWAKVPool(), "window"), (HybridLinearKVPool(), "recurrent"), (OtherPool(), "knows")]
-)
-def test_other_pools_are_refused(pool, reason):
-    with pytest.raises(UnsupportedError, match=f"{type(pool).__name__}.*{reason}"):
+@pytest.mark.parametrize("pool", [OtherPool(), HybridLinearKVPool(OtherPool())])
+def test_other_pools_are_refused(pool):
+    with pytest.raises(UnsupportedError, match="OtherPool is not a pool that purecache knows"):
         DevicePool.of(Allocator(pool))
+
+
+def test_models_with_windows_have_two_pools():
+    pool = DevicePool.of(windows())
+    assert (pool.device_pages, pool.ranks, pool.page_size) == (9, 2, 4)
+    assert pool.window is not None
+    assert (pool.window.device_pages, pool.window.ranks, pool.window.page_size) == (5, 2, 4)
+    assert pool.window.page_bytes * 3 == pool.page_bytes * 2
+
+
+def test_models_with_recurrent_layers_have_the_pool_of_full_attention():
+    pool = DevicePool.of(Allocator(HybridLinearKVPool(MHATokenToKVPool(layers(18)))))
+    assert (pool.device_pages, pool.window) == (9, None)
 
 
 def test_sizes_that_do_not_fit_are_refused():
@@ -327,6 +357,28 @@ def test_host_pages_by_ratio_and_by_size():
     assert big.host_pages == 7
     with pytest.raises(ValueError, match="no room for a page"):
         configured(hicache_storage="none", hicache_ratio=0.1)
+
+
+def test_windows_have_host_pages_in_proportion():
+    choice = choose({"hicache_storage": "none"}, hybrid_swa=True, environment={}, keeps=tuple(Component))
+    pool = DevicePool.of(windows())
+
+    def sizes(**arguments: Any) -> list[tuple[int, int]]:
+        config = cache_config(arguments, choice, pool, sliding_window_size=6)
+        return [(config.layout.capacity(tier, 0), config.layout.capacity(tier, 1)) for tier in (0, 1)]
+
+    assert sizes() == [(9, 5), (16, 8)]
+    both = 8 * pool.page_bytes + 4 * (pool.window.page_bytes if pool.window else 0)
+    assert sizes(hicache_size=both * 1.5e-9) == [(9, 5), (12, 6)]
+    plane = pool.plane(cache_config({}, choice, pool, sliding_window_size=6), lambda: None)
+    assert isinstance(plane, Planes)
+    assert [plane.planes[name].host_pages for name in ("kv", "window")] == [16, 8]
+
+
+def test_windows_need_their_pool():
+    choice = choose({}, hybrid_swa=True, environment={}, keeps=tuple(Component))
+    with pytest.raises(UnsupportedError, match="a pool of their own"):
+        cache_config({}, choice, pool_of(), sliding_window_size=6)
 
 
 @pytest.mark.parametrize("policy", list(Policy))
@@ -366,7 +418,7 @@ def test_the_interpreter_copies_the_pages_of_every_rank():
 # ---- all together ----------------------------------------------------------------------------------------------------
 
 
-def built(arguments: dict[str, Any], **model: Any):
+def built(arguments: dict[str, Any], allocator: Any = None, rows: Any = "rows", **model: Any):
     made = []
 
     def tree(*parts: Any) -> Any:
@@ -375,8 +427,8 @@ def built(arguments: dict[str, Any], **model: Any):
 
     result = build_kv_cache(
         arguments,
-        req_to_token_pool="rows",
-        token_to_kv_pool_allocator=Allocator(MHATokenToKVPool(layers(18))),
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator or Allocator(MHATokenToKVPool(layers(18))),
         make_tree=tree,
         make_own=lambda choice: f"own {choice.kind}",
         environment={},
@@ -392,6 +444,18 @@ def test_the_tree_of_a_server_is_purecache_s():
     assert config.bigrams
     assert np.shape(pool.arrays["kv_buffer"][0])[0] == 18
     assert (result.is_hybrid_swa, result.is_hybrid_ssm, result.disable_radix_cache) == (False, False, False)
+
+
+def test_models_with_windows_and_with_states_are_built():
+    result, ((config, pool, _),) = built({}, windows(), hybrid_swa=True, sliding_window_size=6)
+    assert (result.is_hybrid_swa, result.sliding_window_size) == (True, 6)
+    assert [(spec.name, spec.law, spec.device_pages) for spec in config.pools] == [("window", Window(6), 5)]
+    assert pool.window.device_pages == 5
+    rows, allocator = SimpleNamespace(slots_per_rank=7), Allocator(HybridLinearKVPool(MHATokenToKVPool(layers(18))))
+    result, ((config, _, _),) = built({}, allocator, rows, hybrid_recurrent=True)
+    assert result.is_hybrid_ssm
+    assert [(spec.name, spec.device_pages, spec.host_pages) for spec in config.pools] == [("state", 8, 0)]
+    assert config.pools[0].law.in_place
 
 
 def test_the_chunk_cache_of_a_server_stays():

@@ -64,7 +64,7 @@ def test_what_was_evicted_is_not_shown(slots):
     slots.match(tokens(1, 2, 3), A)
     assert slots.evict(3, 0) == 3
     assert shape(slots.view.root) == {}
-    assert sorted(slots._allocator.freed) == [1, 2, 3]
+    assert sorted(slots._room._allocator.freed) == [1, 2, 3]
 
 
 def test_the_root_equals_itself_only(slots):

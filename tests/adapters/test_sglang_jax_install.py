@@ -1,5 +1,6 @@
 """Where our cache is hooked into sglang-jax, with fakes of its modules; the real ones: tests/sglang_jax."""
 
+import abc
 import json
 import runpy
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from purecache.adapters import sglang_jax, sglang_jax_install
 from purecache.adapters.sglang_jax import Options, SglangJaxCache, parse
+from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
+from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
 
 SRT = "sgl_jax.srt"
 
@@ -68,7 +71,8 @@ def fakes(monkeypatch):
     contents = {
         "mem_cache.registry": {"default_radix_cache_factory": lambda context: "own"},
         "mem_cache.kv_cache_builder": {"init_hicache": lambda cache, *rest: cache.append(rest)},
-        "mem_cache.base_prefix_cache": {"BasePrefixCache": type("BasePrefixCache", (), {"register": print})},
+        "mem_cache.base_prefix_cache": {"BasePrefixCache": abc.ABCMeta("BasePrefixCache", (), {})},
+        "mem_cache.swa_radix_cache": {"SWARadixCache": abc.ABCMeta("SWARadixCache", (), {})},
         "managers.schedule_policy": {"PrefillAdder": PrefillAdder, "AddReqResult": Answer},
         "managers.scheduler": {"Scheduler": Scheduler},
     }
@@ -107,6 +111,15 @@ def test_what_is_replaced_comes_back_however_often_it_was_installed(fakes):
     sglang_jax.uninstall()
     sglang_jax.uninstall()
     assert changed(before, replaced(fakes)) == [False] * 4
+
+
+def test_the_scheduler_takes_each_cache_for_what_it_is(fakes):
+    sglang_jax.install()
+    base = fakes["mem_cache.base_prefix_cache"].BasePrefixCache
+    windows = fakes["mem_cache.swa_radix_cache"].SWARadixCache
+    kinds = (SglangJaxCache, SglangJaxWindowCache, SglangJaxRecurrentCache)
+    assert [issubclass(kind, base) for kind in kinds] == [True, True, True]
+    assert [issubclass(kind, windows) for kind in kinds] == [False, True, False]
 
 
 def test_host_memory_of_another_cache_is_its_own_affair(fakes):

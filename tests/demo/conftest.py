@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from purecache.demo.engine import Geometry, Programs
+from purecache.demo.hybrid_config import HybridConfig, HybridWeights
+from purecache.demo.hybrid_engine import HybridPrograms
+from purecache.demo.hybrid_sample import sample_config, sample_weights
 from purecache.demo.tokenizer import ChatTokenizer
 from purecache.demo.weights import Layer, ModelConfig, Weights, find_model, load_weights, model_config, open_model
 
@@ -83,3 +86,27 @@ def small() -> Small:
 def programs(small: Model) -> Programs:
     """Compiled programs of the small model; chunks of 16, pages of 4, batches of 3."""
     return Programs(small.weights, small.config, Geometry(page_size=4, chunk=16, batch=3, context=256, block=32))
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    config: HybridConfig
+    weights: HybridWeights
+
+    def prompt(self, length: int, seed: int = 0) -> np.ndarray:
+        return np.random.default_rng(seed).integers(0, self.config.vocabulary, length).astype(np.int32)
+
+
+@pytest.fixture(scope="session")
+def hybrid() -> Hybrid:
+    """Random weights of a small model with recurrent, window and full layers; windows of 12 tokens."""
+    config = sample_config(context=128, window=12)
+    return Hybrid(config, sample_weights(config))
+
+
+@pytest.fixture(scope="session")
+def hybrid_programs(hybrid: Hybrid) -> HybridPrograms:
+    """Its compiled programs; chunks of 16, pages of 4, batches of 3."""
+    return HybridPrograms(
+        hybrid.weights, hybrid.config, Geometry(page_size=4, chunk=16, batch=3, context=128, block=32)
+    )

@@ -76,6 +76,7 @@ def request(name, answer, computed, hit=0, loaded=0):
         computed=computed,
         hit=hit,
         loaded=loaded,
+        loaded_bytes=100 * loaded,
         submitted=1.0,
         admitted=1.5,
         first_token=3.0,
@@ -86,7 +87,7 @@ def request(name, answer, computed, hit=0, loaded=0):
 def report(answer):
     cold = Run([request("a", [1, 2], 40), request("b", [3], 60)], 9.0)
     warm = Run([request("a", [1, 2], 40), request("b", answer, 10, 20, 30)], 4.0)
-    return Report(cold, warm, token_bytes=100, to_host=7000, to_device=3000, settings={}, counters={})
+    return Report(cold, warm, to_host=7000, to_device=3000, settings={}, counters={})
 
 
 def test_table_shows_rows_totals_and_proof():

@@ -3,6 +3,7 @@
 Storage answers when the test says so: in any order, in part, never, late after its buffers were scribbled on, or lying.
 """
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -22,6 +23,14 @@ RECORD = ObjectRecord("m", "r", "int32", "words", 2, (0, 1))
 PAGES = st.lists(st.integers(1, 3), max_size=5)
 SPACE = st.sampled_from([{}, {"namespace": "a"}, {"rank": 1}, {"rank": None}])
 OUTCOME = st.sampled_from(["good", "good", "good", "twice", "fail", "part", "late", "lie"])
+
+
+def settle_storage(tier):
+    """Wait for the bytes of every copy between host pages and staging buffers."""
+    for read in tier._reader._copies:
+        jax.block_until_ready([part.token for _, part in read.parts])
+    for written in tier._writer._reading:
+        jax.block_until_ready([copied.arrays for copied in written.copies])
 
 
 class ScriptedGuard:
@@ -144,6 +153,7 @@ class ThreeTiers(RuleBasedStateMachine):
     @rule()
     def tick(self):
         settle(self.cache)
+        settle_storage(self.tier)
         self.cache.tick()
 
     @rule(index=st.integers(0, 5), outcome=OUTCOME)
@@ -214,8 +224,7 @@ class ThreeTiers(RuleBasedStateMachine):
             while self.guard.pending:
                 self.guard.answer(0, "good")
             self.guard.finish_late()
-            settle(self.cache)
-            self.cache.tick()
+            self.tick()
             if not (self.tier.in_flight or self.guard.pending or self.cache._driver.plane.in_flight):
                 break
         assert self.tier.in_flight == 0

@@ -38,9 +38,9 @@ def _state_spaces(start: Start) -> None:
     prompt = prompt_of(run, 2 * (run.interval or 1))
     known: list[list[int]] = []
     for extra_key, rank in itertools.product((None, "a", "b"), (None, *range(run.dp_size))):
+        mine = f"extra_key={extra_key!r}, dp_rank={rank}"
         for tokens in (prompt, *known):
             found = len(find(run, tokens, extra_key, rank).device_indices)
-            mine = f"extra_key={extra_key!r}, dp_rank={rank}"
             assert not found, f"nothing was computed for {mine}, but {found} tokens are found: of another namespace"
         known.append(_computed(run, prompt, extra_key=extra_key, dp_rank=rank))
         found = len(find(run, known[-1], extra_key, rank).device_indices)

@@ -34,7 +34,8 @@ class Replies:
     def inserted(self, reply: Any) -> Inserted:
         """The answer to an insert."""
         check(reply.status)
-        spare = {name: pages[pages != NONE] for name, pages in zip(self._names, reply.spare, strict=True)}
+        inside = [pages[: reply.length] for pages in reply.spare]
+        spare = {name: pages[pages != NONE] for name, pages in zip(self._names, inside, strict=True)}
         return Inserted(
             reply.length * self._size,
             Node(reply.node, reply.clock),

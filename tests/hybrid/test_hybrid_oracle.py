@@ -5,7 +5,7 @@ import pytest
 from comparison import FAILURES, PROMPTS, SPACES
 from hybrid_comparison import WEATHERS, HybridCompared
 from hybrid_support import check_value, settle_all
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
 from oracle_tree import DEVICE
@@ -389,3 +389,6 @@ class HybridAgainstOracle(HybridCompared):
 
 
 TestHybridAgainstOracle = HybridAgainstOracle.TestCase
+# A step reads four pools: fewer of them than elsewhere, unless a deeper profile is asked for.
+EXAMPLES = max(12, settings().max_examples // 5)
+TestHybridAgainstOracle.settings = settings(max_examples=EXAMPLES, stateful_step_count=25)

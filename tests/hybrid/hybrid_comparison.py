@@ -49,7 +49,7 @@ class Journal:
     """What the planes were asked to do and what they reported, in order."""
 
     def __init__(self, cache, gates):
-        self.cache, self.records, self.new, self.done = cache, {}, [], []
+        self.cache, self.records, self.new, self.done, self.errors = cache, {}, [], [], []
         config, planes = cache.config, cache._driver.plane
         for name, gate in gates.items():
             owner = config.pool_names[config.pool_of(name)]
@@ -67,15 +67,16 @@ class Journal:
         self.new.append(self.records[key])
 
     def paths(self, pool, transfer):
-        """The nodes whose incoming page is a target of `transfer`, which has just been begun."""
+        """The nodes whose incoming page is a target of `transfer`, just begun; None for one that went since."""
         layout, nodes = self.cache.config.layout, np.array(self.cache.state.nodes)
         incoming = nodes[layout.page_row(Tier.INCOMING, self.cache.config.pool_of(pool))]
         on_host = nodes[layout.page_row(Tier.HOST, self.cache.config.pool_of(pool))] >= 0
         there = (nodes[Column.RANK] == transfer.rank) & (on_host == (transfer.kind != BACKUP))
         tree = {number: path for path, number in tree_of(self.cache.state, NAMES).items()}
         found = [[tree[n] for n in np.flatnonzero(there & (incoming == page)) if n in tree] for page in transfer.target]
-        assert all(len(each) == 1 for each in found), (pool, transfer, found)
-        return [each[0] for each in found]
+        if any(len(each) > 1 for each in found):
+            self.errors.append((pool, transfer, found))  # raised later: to the interpreter this is a failing transfer
+        return [each[0] if each else None for each in found]
 
     def heard(self, completions):
         for done in completions:
@@ -86,6 +87,7 @@ class Journal:
 
     def tell(self, oracle):
         """Tell the oracle of everything since the last time; returns how many transfers ended."""
+        assert not self.errors, self.errors
         for record in self.new:
             record.moved = oracle.started(record.pool, record.kind, record.paths)
         oracle.all_started()

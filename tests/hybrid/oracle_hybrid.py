@@ -7,6 +7,7 @@ Where several answers would do, the model says which one was chosen:
 
 * Room on host for a KV page is made before that for the values of the same node.
 * A load back makes room for KV pages first, then for the values of one pool after the other.
+* Values of one transfer become the newest in the opposite of its order.
 """
 
 from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Operation
@@ -30,13 +31,19 @@ class HybridOracle(Values):
         """
         if pool not in self.tails:
             return next(each for each in self.operations if each.members == paths and each.kind == kind)
+        self.sweep()
         group = []
         for path in paths:
-            fits = [each for each in self.fresh if (each.kind, each.pool, each.path) == (kind, pool, path)]
-            assert len(fits) == 1, (kind, pool, path, "is not to be moved")
+            fits = [each for each in self.fresh if (each.kind, each.pool) == (kind, pool) and self.names(path, each)]
+            assert len(fits) == 1 or (fits and path is None), (kind, pool, path, "is not to be moved")
             self.fresh.remove(fits[0])
-            group += fits
+            group.append(fits[0])
         return group
+
+    def names(self, path, moving):
+        """Whether a transfer names this value. None: one whose node has gone since, no matter which."""
+        waits = self.value(moving.pool, moving.path).incoming is moving
+        return moving.path == path if path is not None else not waits
 
     def all_started(self):
         assert not self.fresh, ("not moved", self.fresh)
@@ -52,7 +59,7 @@ class HybridOracle(Values):
 
     def values_ended(self, group, ok):
         self.sweep()
-        for moving, arrived in sorted(zip(group, ok, strict=True), key=lambda pair: len(pair[0].path)):
+        for moving, arrived in reversed(list(zip(group, ok, strict=True))):
             self.moving.remove(moving)
             value, node = self.value(moving.pool, moving.path), self.nodes.get(moving.path)
             if value.incoming is not moving:
@@ -141,7 +148,8 @@ class HybridOracle(Values):
     def reserve(self, path, pages, wanted):
         rank, operation = path[0], Operation(LOAD, pages)
         self.nodes[path].loads += 1
-        self.kept = {pool: self.needed(pool, path) for pool in self.tails}
+        # On device what the prefix needs, on host what is about to be read.
+        self.kept = ({pool: self.needed(pool, path) for pool in self.tails}, wanted)
         if pages:
             self.operations.append(operation)
         self.evict(len(pages) - self.free(DEVICE, rank), rank)
@@ -151,9 +159,10 @@ class HybridOracle(Values):
             self.evict_values(pool, len(paths) - self.room(pool, DEVICE, rank), rank)
             for prefix in paths:
                 self.move(LOAD, pool, prefix)
-        self.kept = {}
-        if not pages:  # values alone lock nothing while they come
+        self.kept = ({}, {})
+        if not pages:  # values alone lock nothing while they come, but the prefix was used
             self.nodes[path].loads -= 1
+            self.freed(path)
 
     def loaded(self, path):
         """Whether all of a prefix is on device, with the values that it needs."""
@@ -246,6 +255,7 @@ class HybridOracle(Values):
         rank = path[0]
         if not self.value(pool, path).has[DEVICE]:
             return Status.NOTHING
+        self.newest(pool, DEVICE, [path])
         if not self.room(pool, DEVICE, rank) and not self.evict_values(pool, 1, rank, [path]):
             self.values[pool][path].has[DEVICE] = False  # handed over
         self.given[pool][rank] += 1

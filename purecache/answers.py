@@ -89,6 +89,16 @@ class Load:
     """Per tail pool int32[length of the match / page_size]: device page of each value that it needs, or NONE."""
 
 
+@dataclass(frozen=True, eq=False)
+class Loading:
+    """A load back that was begun; see `PrefixCache.loaded`."""
+
+    match: Match
+    """What is loaded."""
+    pages: np.ndarray
+    """int32[n]: the device pages that are written, shallowest first. Not to be read before the load back has ended."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A load back that was not carried out; compute those tokens instead."""

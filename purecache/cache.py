@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from purecache.answers import CacheError, Inserted, Load, Match, Node, Receipt, Refusal, check
+from purecache.answers import CacheError, Inserted, Load, Loading, Match, Node, Receipt, Refusal, check
 from purecache.driver import Driver
-from purecache.effects import Interpreter, Planes
+from purecache.effects import AgreedPlane, Interpreter, Planes
 from purecache.entries import LANES, of_pool
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
@@ -25,13 +25,14 @@ class PrefixCache:
 
     Call it from one thread. Lengths are in tokens, pages are int32 ids local to a rank. Every method copies what it is
     given, and raises `CacheError` for a mistake of the caller, with nothing changed. Without an interpreter (`plane`)
-    nothing is copied and every transfer counts as carried out: for tests and simulation.
+    nothing is copied and every transfer counts as carried out: for tests and simulation. Several processes that serve
+    one model each have a cache, with an `agreed` plane, and make the same calls of it.
     """
 
     def __init__(
         self,
         config: CacheConfig,
-        plane: Interpreter | Planes | None = None,
+        plane: Interpreter | Planes | AgreedPlane | None = None,
         *,
         smallest: int = SMALLEST,
         check_laws: bool = False,
@@ -232,24 +233,43 @@ class PrefixCache:
         The copy is dispatched, and the pages are part of the tree, when this returns; work dispatched later sees the
         bytes. Lock `match.node` before anything else may evict them.
         """
+        begun = self.begin_load_back(match)
+        if isinstance(begun, Refusal):
+            return begun
+        self._driver.hurry()
+        if self.config.layout.tails:
+            return self._loaded(match)
+        there = self._driver.on_device(match.node.number)
+        short = len(begun.pages) * self.config.page_size != match.host_length
+        return Refusal(Status.STALE) if short or not there else Load(begun.pages)
+
+    def begin_load_back(self, match: Match) -> Loading | Refusal:
+        """Begin what `load_back` does, without making the steps of other requests wait for it.
+
+        Call `tick` and ask `loaded` until it has an answer. Where copies are staged, the device pool is written by the
+        first `tick` after the bytes have arrived; elsewhere the copy is dispatched when this returns.
+        """
         # Room for the whole match: its part on device may have been evicted since.
         size = self._programs.bucket(match.length // self.config.page_size)
         reply = self._run("begin_load_back", size, *match.node)
         if reply.status not in (Status.OK, Status.JOINED):
             check(min(reply.status, Status.OK))
             return Refusal(Status(reply.status))
-        self._driver.complete()
-        if self.config.layout.tails:
-            return self._loaded(match)
-        pages = reply.pages[reply.pages != NONE]
-        if not self._driver.on_device(match.node.number) or len(pages) * self.config.page_size != match.host_length:
-            return Refusal(Status.STALE)
-        return Load(pages)
+        return Loading(match, reply.pages[reply.pages != NONE])
+
+    def loaded(self, loading: Loading) -> Load | Refusal | None:
+        """How a load back ended: None while it is under way. Lock `match.node` before anything may evict its pages."""
+        match = loading.match
+        if self._driver.is_loading(match.node, match.length // self.config.page_size):
+            return None
+        return self._loaded(match)
 
     def _loaded(self, match: Match) -> Load | Refusal:
         """What a match has on device now that it was loaded, if that is all it needs."""
         size, node, layout = self.config.page_size, match.node.number, self.config.layout
         depth, values = match.length // size, {}
+        if not self._driver.is_same(match.node):
+            return Refusal(Status.STALE)
         pages = self._driver.pages_above(node, match.host_length // size)
         short = bool((pages < 0).any())
         for pool, name in enumerate(self.config.pool_names[1:], 1):

@@ -7,7 +7,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-SUBCOMMANDS = {"demo": ("purecache.demo.command", "serve real conversations with a small language model")}
+SUBCOMMANDS = {
+    "demo": ("purecache.demo.command", "serve real conversations with a small language model"),
+    "doctor": ("purecache.doctor.command", "check this machine and measure how fast pages move on it"),
+}
 """Subcommand: (module with `add_arguments(parser)` and `run(options) -> int`, one line of help)."""
 
 

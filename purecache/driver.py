@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from purecache.answers import Node
-from purecache.effects import Completion, Interpreter, Planes, Transfer, completion_of
+from purecache.effects import AgreedPlane, Completion, Interpreter, Planes, Transfer, completion_of
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import of_pool
 from purecache.meshes import no_mesh
@@ -56,6 +56,9 @@ class BookkeepingPlane:
 
     drain = poll
 
+    def hurry(self) -> None:
+        """Nothing waits."""
+
     def drop_host(self, pages: np.ndarray, rank: int, pool: int = 0) -> None:
         """Nothing to drop."""
 
@@ -75,11 +78,12 @@ class BookkeepingPlane:
         return {}
 
 
-def _plane_for(config: CacheConfig, plane: Interpreter | Planes | None) -> Any:
+def _plane_for(config: CacheConfig, plane: Interpreter | Planes | AgreedPlane | None) -> Any:
     """What carries out the transfers. Raises ValueError where a pool has no interpreter."""
-    if isinstance(plane, Planes):
-        plane.bind(config)
-    elif plane is not None and config.pools:
+    own = plane.plane if isinstance(plane, AgreedPlane) else plane
+    if isinstance(own, Planes):
+        own.bind(config)
+    elif own is not None and config.pools:
         raise ValueError("give Planes({name: Interpreter}), with one for every pool of the configuration")
     return BookkeepingPlane() if plane is None else plane
 
@@ -88,7 +92,7 @@ class Driver:
     """Holds the state of one cache. Everybody else gets copies."""
 
     def __init__(
-        self, config: CacheConfig, plane: Interpreter | Planes | None, smallest: int, check_laws: bool
+        self, config: CacheConfig, plane: Interpreter | Planes | AgreedPlane | None, smallest: int, check_laws: bool
     ) -> None:
         """An empty state on the control device, and a program table for it."""
         self.plane: Any = _plane_for(config, plane)
@@ -162,6 +166,11 @@ class Driver:
             if not (wait and self.plane.in_flight):
                 return published
 
+    def hurry(self) -> None:
+        """Put every load back that was begun into the device pool now, and end it."""
+        self.plane.hurry()
+        self.complete()
+
     def end(self, name: str, operation: int, generation: int, ok: np.ndarray, *where: Any) -> Any:
         """Run a transition that ends an operation; `ok` [n]: how its pages fared, deepest first. Returns the reply.
 
@@ -185,6 +194,28 @@ class Driver:
         """Whether a node's page is on device."""
         nodes, _ = self.views()
         return int(nodes[Column.DEVICE_PAGE, node]) >= 0
+
+    def is_same(self, node: Node) -> bool:
+        """Whether the prefix that was seen as `node` is in the tree."""
+        nodes, _ = self.views()
+        root = node.number >= self._layout.nodes
+        there = nodes[Column.PARENT, node.number] != NONE and nodes[Column.BORN, node.number] <= node.clock
+        return root or bool(there)
+
+    def is_loading(self, node: Node, number: int) -> bool:
+        """Whether a page of `node` or of the `number` - 1 nodes above it is on its way to the device, in any pool."""
+        if not self.is_same(node):
+            return False
+        nodes, _ = self.views()
+        path, at = np.empty(number, np.int32), node.number
+        for place in range(number):
+            path[place], at = at, int(nodes[Column.PARENT, at])
+        # What is on its way to host is not there yet.
+        rows = (
+            (self._layout.page_row(Tier.INCOMING, pool), self._layout.page_row(Tier.HOST, pool))
+            for pool in range(len(self._layout.tails) + 1)
+        )
+        return any(bool(((nodes[coming, path] >= 0) & (nodes[host, path] >= 0)).any()) for coming, host in rows)
 
     def rank_of(self, node: int) -> int:
         """Rank of a node."""

@@ -1,6 +1,7 @@
 """Hypothesis profiles; choose with PURECACHE_HYPOTHESIS. (Being here, it also lets all tests import their helpers.)
 
 Compiled programs are kept on disk: the workers of one run, the processes that tests start, and later runs share them.
+All of them use the CPU backend, whatever the machine has: accelerators are the business of `purecache doctor`.
 """
 
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

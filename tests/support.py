@@ -70,10 +70,7 @@ def new_cache(config, smallest=16, check_laws=True, plane=True):
 
 def settle(facade):
     """Wait for the bytes of every transfer in flight, so that the next poll depends on the gate alone."""
-    for flights in facade._driver.plane._flights.values():
-        for flight in flights:
-            for part in flight.parts:
-                part.token.block_until_ready()
+    facade._driver.plane.settle()
 
 
 def content(path):

@@ -1,15 +1,16 @@
 """The pools of sglang-jax as purecache sees them, and the sizes and policies of a cache for them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from purecache.adapters.build_arguments import get
 from purecache.adapters.build_choice import Choice, Component, Place, UnsupportedError
 from purecache.adapters.scheduler_pool import SchedulerPool
 from purecache.adapters.state_tail import state_config
 from purecache.adapters.window_tail import WINDOW, window_config
-from purecache.effects import Interpreter, Planes, PoolOwner
+from purecache.effects import AgreedPlane, HostOptions, Interpreter, Planes, PoolOwner, agreed
+from purecache.effects.host_memory import fitting_host_pages
 from purecache.state import CacheConfig
 
 
@@ -65,43 +66,45 @@ class DevicePool:
         return cls(arrays, page_size, total // ranks, ranks, size, pool, window)
 
     def plane(
-        self, config: CacheConfig, barrier: Callable[[], Callable[[], None] | None]
-    ) -> Interpreter | Planes | None:
+        self,
+        config: CacheConfig,
+        barrier: Callable[[], Callable[[], None] | None],
+        host: HostOptions | None = None,
+    ) -> Interpreter | Planes | AgreedPlane | None:
         """What copies the pages, the server keeping its pools; None without a host tier, where nothing is copied.
 
-        barrier: see `SchedulerPool`.
+        barrier: see `SchedulerPool`. A server of several processes agrees on how transfers ended.
         """
         if not config.host_pages:
             return None
-        own = self._interpreter(config.host_pages, SchedulerPool(self.source, list(self.arrays), barrier))
+        host = host or HostOptions()
+        own = self._interpreter(config.host_pages, SchedulerPool(self.source, list(self.arrays), barrier), host)
         if self.window is None:
-            return own
+            return agreed(own)
         host_pages = config.layout.capacity(1, config.pool_of(WINDOW))
         owner = SchedulerPool(self.window.source, list(self.window.arrays), barrier)
-        return Planes({"kv": own, WINDOW: self.window._interpreter(max(host_pages, 1), owner)})
+        return agreed(Planes({"kv": own, WINDOW: self.window._interpreter(max(host_pages, 1), owner, host)}))
 
     def interpreter(
         self,
         config: CacheConfig,
         owner: PoolOwner | None = None,
-        host_form: Literal["slots", "arrays"] = "slots",
+        host: HostOptions | None = None,
     ) -> Interpreter | None:
         """What copies the pages of this pool, `owner` keeping it; None without a host tier, where nothing is copied."""
         if not config.host_pages:
             return None
-        return self._interpreter(config.host_pages, owner, host_form)
+        return self._interpreter(config.host_pages, owner, host or HostOptions())
 
-    def _interpreter(
-        self, host_pages: int, owner: PoolOwner | None, host_form: Literal["slots", "arrays"] = "slots"
-    ) -> Interpreter:
+    def _interpreter(self, host_pages: int, owner: PoolOwner | None, host: HostOptions) -> Interpreter:
         return Interpreter(
             self.arrays,
             host_pages=host_pages,
             device_pages=self.device_pages,
             page_axis=0,
             ranks=self.ranks,
-            host_form=host_form,
             owner=owner,
+            **asdict(host),
         )
 
 
@@ -160,4 +163,5 @@ def _host_pages(arguments: Any, pool: DevicePool) -> tuple[int, int]:
         host_pages = tokens // pool.page_size
     if not host_pages:
         raise ValueError(f"the host tier has no room for a page of {pool.page_bytes} bytes: raise its size")
+    host_pages = fitting_host_pages(pool.arrays, host_pages, device_pages=pool.device_pages, ranks=pool.ranks)
     return host_pages, host_pages * window // (pool.device_pages - 1)

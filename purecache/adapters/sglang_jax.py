@@ -22,6 +22,7 @@ import jax
 
 from purecache.adapters.sglang_jax_cache import MatchResult, SglangJaxCache
 from purecache.adapters.sglang_jax_install import Options, install, uninstall
+from purecache.effects import HostOptions
 
 __all__ = ["MatchResult", "Options", "SglangJaxCache", "install", "main", "uninstall"]
 
@@ -41,6 +42,10 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     parser.add_argument("--purecache-revision", help="which weights these are, for names in storage")
     parser.add_argument("--purecache-load-back-threshold", type=int, default=Options.load_back_threshold)
     parser.add_argument("--purecache-warm", type=int, help="compile for prompts of so many tokens before serving")
+    parser.add_argument("--purecache-host-form", choices=["slots", "arrays"], help="how host pages are kept")
+    parser.add_argument("--purecache-copies", help="programs that copy them, as `purecache doctor` names them")
+    parser.add_argument("--purecache-host-memory", choices=["pinned_host", "unpinned_host"], default="pinned_host")
+    parser.add_argument("--purecache-force-unpinned", action="store_true", help="bfloat16 in unpinned memory, too")
     known, rest = parser.parse_known_args(list(arguments))
     if {"-h", "--help"} & set(rest):
         parser.print_help()
@@ -49,6 +54,12 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         revision=known.purecache_revision,
         load_back_threshold=known.purecache_load_back_threshold,
         warm=known.purecache_warm,
+        host=HostOptions(
+            host_form=known.purecache_host_form,
+            copies=known.purecache_copies,
+            host_memory=known.purecache_host_memory,
+            force_unpinned=known.purecache_force_unpinned,
+        ),
     )
     return options, rest
 

@@ -10,7 +10,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from purecache.adapters.build_pools import DevicePool
 from purecache.adapters.sglang_jax_cache import SglangJaxCache
 from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
 from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
+from purecache.effects import HostOptions
 from purecache.state import CacheConfig
 from purecache.storage.tier import StorageOptions
 from purecache.stores.envelope import TRAILER
@@ -40,7 +41,7 @@ class Options:
     weights, part of the names in storage (default: `--revision`, or else a digest of the files of a local model).
     storage: bounds and policies. load_back_threshold: tokens on host below which computing again is quicker. warm:
     compile for so many tokens before serving (default: as long as a request can be, unless `--disable-precompile`).
-    check_laws: check every law after every call (slow).
+    host: how host pages are kept and copied. check_laws: check every law after every call (slow).
     """
 
     store: str | None = None
@@ -48,6 +49,7 @@ class Options:
     storage: StorageOptions | None = None
     load_back_threshold: int = 10
     warm: int | None = None
+    host: HostOptions = field(default_factory=HostOptions)
     check_laws: bool = False
 
 
@@ -111,7 +113,7 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
             params.req_to_token_pool,
             params.token_to_kv_pool_allocator,
             config=config,
-            make_plane=functools.partial(pool.plane, config),
+            make_plane=functools.partial(pool.plane, config, host=options.host),
             check_laws=options.check_laws,
         )
         # Windows have pages of their own, which need names of their own: not yet.

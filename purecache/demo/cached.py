@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from purecache.answers import Loading, Match, Receipt
 from purecache.cache import Load, PrefixCache
 from purecache.demo.memory import Lease, pages_for
 from purecache.demo.model import Pool
@@ -37,9 +38,11 @@ FLUSH = 30.0
 class CachedMemory:
     """Lends pages of a PrefixCache: prompts are matched, locked and loaded back, and computed pages are inserted."""
 
-    def __init__(self, cache: PrefixCache, storage: StorageTier | None = None):
-        self.cache, self.storage = cache, storage
+    def __init__(self, cache: PrefixCache, storage: StorageTier | None = None, overlap: bool = True):
+        """overlap: while pages are loaded back for a request, those that run go on. Else the next step waits."""
+        self.cache, self.storage, self.overlap = cache, storage, overlap
         self._prefetches: dict[bytes, Prefetch] = {}
+        self._loading: dict[bytes, Loading] = {}
 
     @classmethod
     def build(
@@ -50,17 +53,20 @@ class CachedMemory:
         check_laws: bool = False,
         shelf: Callable[[int], Store | None] = lambda page_bytes: None,
         naming: Naming | None = None,
+        copies: str | None = None,
+        overlap: bool = True,
     ) -> CachedMemory:
         """Make a cache over an empty device pool, for requests of up to `longest` tokens with their answers.
 
         `check_laws`: check the whole state of the cache after every call, for tests. `shelf(page_bytes)` opens a store
-        for the third tier, whose objects `naming` names.
+        for the third tier, whose objects `naming` names. `copies`: the programs that move pages, see `Interpreter`.
         """
         plane = Interpreter(
             pool,
             host_pages=max(config.host_pages, 1),
             device_pages=config.device_pages,
             page_axis=1,  # of both arrays of the pool
+            copies=copies,
         )
         # One size of program for all requests: compiling takes longer here than a larger program costs.
         cache = PrefixCache(config, plane, smallest=pages_for(longest, config.page_size), check_laws=check_laws)
@@ -68,7 +74,7 @@ class CachedMemory:
         storage = None
         if store is not None and naming is not None:
             storage = StorageTier(cache, store, naming, StorageOptions(threshold=4 * config.page_size))
-        return cls(cache, storage)
+        return cls(cache, storage, overlap)
 
     def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
         """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
@@ -117,27 +123,45 @@ class CachedMemory:
         return lease
 
     def _open(self, tokens: np.ndarray, spare: int) -> Lease | None:
+        loading = self._loading.get(tokens.tobytes())
+        if loading is not None and self.cache.loaded(loading) is None:
+            return None
         # The engine keeps back the last token, whose logits it needs; a match may cover all it is asked for.
         match, receipt = self.cache.admit(tokens[: self._whole(len(tokens) - 1)])
-        pages, hit, loaded = match.device_pages, match.device_length, 0
+        pages, loaded = match.device_pages, 0
         room = self.cache.free_pages() + self.cache.evictable_pages()
         if pages_for(len(tokens), self.page_size) - len(pages) + spare > room:
             self.cache.unlock(receipt)
             return None
-        if match.length > match.device_length:
-            load = self.cache.load_back(match)
-            if isinstance(load, Load):
-                # Locking deeper before giving the first lock back leaves no moment in which a page could be evicted.
-                receipt, first = self.cache.lock(match.node), receipt
-                self.cache.unlock(first)
-                pages = np.concatenate([pages, load.pages])
-                loaded = match.length - match.device_length
+        if loading is not None:
+            before = loading.match.device_length
+            loaded = max(0, min(match.device_length - before, loading.match.host_length))
+        elif match.host_length and self.overlap:
+            begun = self.cache.begin_load_back(match)
+            if isinstance(begun, Loading):
+                self._loading[tokens.tobytes()] = begun
+                self.cache.unlock(receipt)
+                return None
+        elif match.host_length:
+            pages, receipt = self._load_now(match, receipt)
+            loaded = len(pages) * self.page_size - match.device_length
         lent = self.cache.allocate(pages_for(len(tokens), self.page_size) - len(pages))
         if lent is None:
             self.cache.unlock(receipt)
             return None
-        moved = loaded // self.page_size * self.page_bytes
+        self._loading.pop(tokens.tobytes(), None)
+        hit, moved = len(pages) * self.page_size - loaded, loaded // self.page_size * self.page_bytes
         return Lease(np.concatenate([pages, lent]), hit, loaded, moved, shared=len(pages), receipt=receipt)
+
+    def _load_now(self, match: Match, receipt: Receipt) -> tuple[np.ndarray, Receipt]:
+        """Load what only host has, the next step waits for it; returns all pages on device and the lock on them."""
+        load = self.cache.load_back(match)
+        if not isinstance(load, Load):
+            return match.device_pages, receipt
+        # Locking deeper before giving the first lock back leaves no moment in which a page could be evicted.
+        deeper = self.cache.lock(match.node)
+        self.cache.unlock(receipt)
+        return np.concatenate([match.device_pages, load.pages]), deeper
 
     def stop(self, lease: Lease, position: int) -> int | None:
         """None."""

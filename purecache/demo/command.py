@@ -14,7 +14,7 @@ from pathlib import Path
 from purecache.demo.conversations import Script, converse, manual_scripts, recorded_scripts
 from purecache.demo.report import Report, Run, table
 from purecache.demo.scheduler import Engine, Request
-from purecache.demo.stages import SAMPLE, open_stage
+from purecache.demo.stages import SAMPLE, Cached, open_stage
 from purecache.demo.tokenizer import Tokenizer
 from purecache.demo.weights import HOW_TO_GET_READERS, DemoError
 from purecache.state.config import ConfigError, Policy, WritePolicy
@@ -50,6 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument(
         "--load-back-threshold", type=int, default=10, metavar="TOKENS", help="smallest load from L2 (default 10)"
     )
+    policies.add_argument(
+        "--load-back",
+        default="overlap",
+        choices=["overlap", "wait", "both"],
+        help="whether other requests go on while pages come from L2, or wait; 'both' holds the conversations once more "
+        "and compares (default overlap)",
+    )
+    policies.add_argument(
+        "--copies", metavar="NAME", help="programs that move pages: loop, unrolled, fused (default: what doctor names)"
+    )  # fmt: skip
     talk = parser.add_argument_group("conversations about the Python documentation")
     talk.add_argument("--users", type=int, default=6, metavar="N", help="conversations (default 6)")
     talk.add_argument("--documents", type=int, default=3, metavar="N", help="chapters they are about (default 3)")
@@ -101,16 +111,22 @@ def _demonstrate(options: argparse.Namespace) -> tuple[Report, dict[str, str]]:
     programs.warm(memory)
     cold = _hold("cache off", Engine(programs, memory, tokenizer.stop), scripts, options.quiet)
     del memory  # its pool is as large as the next one
-    say("compiling the programs of the cache")
     longest = max(script.longest for script in scripts)
-    cached = stage.cached(longest)
-    cached.warm(longest, lambda done, total, name: say(f"compiled {done} of {total}: {name}"))
-    warm = _hold("cache on", Engine(programs, cached, tokenizer.stop), scripts, options.quiet)
-    counters = cached.settle()
+
+    def with_cache(title: str, overlap: bool) -> tuple[Run, Cached, dict[str, int]]:
+        say("compiling the programs of the cache")
+        cached = stage.cached(longest, overlap)
+        cached.warm(longest, lambda done, total, name: say(f"compiled {done} of {total}: {name}"))
+        run = _hold(title, Engine(programs, cached, tokenizer.stop), scripts, options.quiet)
+        return run, cached, cached.settle()
+
+    waiting = with_cache("load backs waited for", overlap=False)[0] if options.load_back == "both" else None
+    warm, cached, counters = with_cache("cache on", overlap=options.load_back != "wait")
     settings = {"model": stage.name, "policy": options.policy, "write": options.write}
     report = Report(
         cold=cold,
         warm=warm,
+        waiting=waiting,
         to_host=cached.bytes_to_host,
         to_device=cached.bytes_to_device,
         settings=asdict(programs.geometry) | settings | dict(stage.sizes),

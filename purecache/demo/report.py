@@ -29,12 +29,18 @@ class Report:
     to_device: int  # bytes loaded from L2 during the warm run
     settings: Mapping[str, Any]
     counters: Mapping[str, Any]  # of the cache, after the warm run
+    waiting: Run | None = None
+    """The same once more, with steps that wait for every load back, if that is compared."""
 
     @property
     def different(self) -> list[str]:
         """Names of the requests whose answers differ between the runs."""
-        pairs = zip(self.cold.requests, self.warm.requests, strict=True)
-        return [cold.name for cold, warm in pairs if cold.answer != warm.answer]
+        others = [self.warm, self.waiting] if self.waiting else [self.warm]
+        return [
+            cold.name
+            for place, cold in enumerate(self.cold.requests)
+            if any(cold.answer != run.requests[place].answer for run in others)
+        ]
 
     @property
     def different_states(self) -> list[str]:
@@ -79,13 +85,17 @@ class Report:
         totals: dict[str, Any] = {"requests": len(rows)} | {key: sum(row[key] for row in rows) for key in summed}
         for key in ("first_token_seconds_cold", "first_token_seconds"):
             totals[f"median_{key}"] = float(np.median([row[key] for row in rows]))
-        return totals | {
-            "seconds_cold": self.cold.seconds,
-            "seconds": self.warm.seconds,
-            "bytes_to_host": self.to_host,
-            "bytes_to_device": self.to_device,
-            "answers_equal": not self.different,
-        }
+        return (
+            totals
+            | {
+                "seconds_cold": self.cold.seconds,
+                "seconds": self.warm.seconds,
+                "bytes_to_host": self.to_host,
+                "bytes_to_device": self.to_device,
+                "answers_equal": not self.different,
+            }
+            | ({"seconds_waiting": self.waiting.seconds} if self.waiting else {})
+        )
 
     def as_json(self, text: Mapping[str, str]) -> dict[str, Any]:
         """Everything above as one JSON-ready dictionary; `text` holds the answers as text by request name."""
@@ -154,6 +164,11 @@ def verdict(report: Report) -> list[str]:
         "from question to first token, waiting included.",
         f"Moved: {report.to_host / 1e6:.1f} MB to L2 (host), {report.to_device / 1e6:.1f} MB back to L1 (device).",
     ]
+    if report.waiting:
+        lines.append(
+            f"Load backs: {report.warm.seconds:.1f} s with steps that go on while pages come,"
+            f" {report.waiting.seconds:.1f} s with steps that wait for them."
+        )
     if "tokens_prefetched" in report.counters:
         read, written = report.counters["tokens_prefetched"], report.counters["stored_pages"]
         lines.append(f"Storage: {read} tokens came from L3, {written} pages went there; the next run finds them.")

@@ -62,7 +62,8 @@ class Stage:
     vocabulary: int
     programs: Model
     plain: Callable[[], Memory]  # makes the memory without a cache
-    cached: Callable[[int], Cached]  # makes the one with a cache, for requests of up to so many tokens
+    cached: Callable[[int, bool], Cached]
+    """Makes the one with a cache: for requests of up to so many tokens; whether steps overlap with load backs."""
     sizes: Mapping[str, int]  # for the report
 
 
@@ -106,16 +107,20 @@ def _llama(
     say: Callable[[str], None],
 ) -> Stage:
     config, model = cache_config(options, "small"), model_config(metadata)
+    # Runs that are compared must find the same in storage: nothing.
+    store = "none" if options.load_back == "both" else options.store
     tokenizer = ChatTokenizer(metadata)
     programs = Programs(load_weights(tensors, model), model, geometry)
 
-    def cached(longest: int) -> CachedMemory:
+    def cached(longest: int, overlap: bool) -> CachedMemory:
         return CachedMemory.build(
             config,
             programs.pool(config.device_pages),
             longest,
-            shelf=lambda page_bytes: open_shelf(options.store, page_bytes, say),
+            shelf=lambda page_bytes: open_shelf(store, page_bytes, say),
             naming=record_of(path, model, geometry),
+            copies=options.copies,
+            overlap=overlap,
         )
 
     return Stage(
@@ -139,6 +144,8 @@ def _hybrid(
 ) -> Stage:
     if options.store not in (None, "none"):
         raise DemoError(f"--store {options.store}: the demo has no storage tier for hybrid models.")
+    if options.load_back == "both" or options.copies:
+        raise DemoError("--load-back both and --copies are for models without windows and states.")
     if options.snapshot < 1 or options.snapshot % geometry.page_size:
         raise DemoError(
             f"--snapshot must be a multiple of the page size, {geometry.page_size}, not {options.snapshot}."
@@ -149,7 +156,7 @@ def _hybrid(
     host = {pool: pages * config.host_pages // config.device_pages for pool, pages in device.items()}
     programs = HybridPrograms(weights, model, geometry)
 
-    def cached(longest: int) -> HybridCachedMemory:
+    def cached(longest: int, overlap: bool) -> HybridCachedMemory:
         pools = programs.pools(device)
         return HybridCachedMemory.build(config, model, geometry, pools, host, options.snapshot, longest)
 

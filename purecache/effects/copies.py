@@ -1,4 +1,4 @@
-"""The page copies as pure functions of arrays; they know nothing of queues, tiers or compilation.
+"""Copies of pages between a pool and slots in host memory, as pure functions of arrays.
 
 Every copy is a dynamic slice, a move between memory spaces and a dynamic update slice. Gather and scatter would stage
 the whole batch, and neither is supported on pinned host memory by every backend.
@@ -34,12 +34,12 @@ def copy_to_slots(
 
     def body(k: jax.Array, carry: tuple[Arrays, jax.Array]) -> tuple[Arrays, jax.Array]:
         slots, done = carry
-        blocks = (_read(array, leaf.axis, _at(source, k)) for array, leaf in zip(device, leaves, strict=True))
-        moved = [_to_host(block, leaf) for block, leaf in zip(blocks, leaves, strict=True)]
+        blocks = (read_page(array, leaf.axis, _at(source, k)) for array, leaf in zip(device, leaves, strict=True))
+        moved = [to_host(block, leaf) for block, leaf in zip(blocks, leaves, strict=True)]
         return _write_all(slots, moved, leaves, _at(target, k)), done + np.int32(1)
 
     slots, done = lax.fori_loop(np.int32(0), count, body, (host, jnp.zeros((), jnp.int32)))
-    return slots, _weighted(done)
+    return slots, weighted(done)
 
 
 def copy_from_slots(
@@ -52,18 +52,18 @@ def copy_from_slots(
 
     def body(k: jax.Array, carry: tuple[Arrays, jax.Array]) -> tuple[Arrays, jax.Array]:
         pages, done = carry
-        blocks = (_read(array, leaf.axis, _at(source, k)) for array, leaf in zip(host, leaves, strict=True))
-        moved = [_to_device(block, leaf) for block, leaf in zip(blocks, leaves, strict=True)]
+        blocks = (read_page(array, leaf.axis, _at(source, k)) for array, leaf in zip(host, leaves, strict=True))
+        moved = [to_device(block, leaf) for block, leaf in zip(blocks, leaves, strict=True)]
         return _write_all(pages, moved, leaves, _at(target, k)), done + np.int32(1)
 
     pages, done = lax.fori_loop(np.int32(0), count, body, (device, jnp.zeros((), jnp.int32)))
-    return pages, _weighted(done)
+    return pages, weighted(done)
 
 
 def copy_in_pool(device: Arrays, source: jax.Array, target: jax.Array, leaves: Sequence[Leaf]) -> tuple[jax.Array, ...]:
     """Copy device page `source` to page `target` (int32[]) of the same arrays, which are donated."""
     return tuple(
-        _write(array, _read(array, leaf.axis, source), leaf.axis, target)
+        write_page(array, read_page(array, leaf.axis, source), leaf.axis, target)
         for array, leaf in zip(device, leaves, strict=True)
     )
 
@@ -113,92 +113,52 @@ def within_shards(
     )
 
 
-def split_pages(
-    device: Arrays, source: jax.Array, leaves: Sequence[Leaf], groups: Sequence[Sequence[int]]
-) -> tuple[tuple[Arrays, ...], jax.Array]:
-    """Copy device pages `source` (int32[n], n static) into fresh host arrays: n pages of one array per group.
-
-    The leaves of a group are joined along their page axis, so that a page is one array wherever the leaves allow it.
-    Returns the pages and an int32[] of the same program.
-    """
-    pages = []
-    for k in range(source.shape[0]):
-        blocks = [
-            _to_carrier(_read(array, leaf.axis, source[k]), leaf) for array, leaf in zip(device, leaves, strict=True)
-        ]
-        joined = [_join([blocks[index] for index in group], leaves[group[0]].axis) for group in groups]
-        pages.append(tuple(jax.device_put(block, Space.Host) for block in joined))
-    return tuple(pages), _weighted(source[0])
+def to_host(block: jax.Array, leaf: Leaf) -> jax.Array:
+    """A block of a leaf on its way to host memory."""
+    # As integers on the device side: arithmetic on a host block would be handed to the host processor by some backends.
+    carried = to_carrier(block, leaf)
+    return jax.device_put(carried, Space.Host) if is_pinned(leaf) else carried
 
 
-def join_pages(
-    device: Arrays,
-    pages: tuple[Arrays, ...],
-    target: jax.Array,
-    leaves: Sequence[Leaf],
-    groups: Sequence[Sequence[int]],
-) -> tuple[Arrays, jax.Array]:
-    """Copy host pages made by `split_pages` into device pages `target` (int32[n], n static).
-
-    Returns the new device arrays (donate the old ones) and an int32[] of the same program.
-    """
-    arrays = list(device)
-    for k, page in enumerate(pages):
-        for group, block in zip(groups, page, strict=True):
-            whole = jax.device_put(block, Space.Device)
-            for position, index in enumerate(group):
-                leaf = leaves[index]
-                part = whole if len(group) == 1 else lax.slice_in_dim(whole, position, position + 1, axis=leaf.axis)
-                arrays[index] = _write(arrays[index], _from_carrier(part, leaf), leaf.axis, target[k])
-    return tuple(arrays), _weighted(target[0])
+def to_device(block: jax.Array, leaf: Leaf) -> jax.Array:
+    """The other way."""
+    return from_carrier(jax.device_put(block, Space.Device) if is_pinned(leaf) else block, leaf)
 
 
-def groups_of(leaves: Sequence[Leaf]) -> tuple[tuple[int, ...], ...]:
-    """Indices of the leaves that can share one host array per page: same page shape, dtype, page axis and placement."""
-    found: dict[object, list[int]] = {}
-    for index, leaf in enumerate(leaves):
-        found.setdefault((leaf.with_pages(1), leaf.carrier, leaf.axis, leaf.host_sharding), []).append(index)
-    return tuple(tuple(group) for group in found.values())
+def is_pinned(leaf: Leaf) -> bool:
+    """Whether host pages have a type of their own in programs: those in unpinned memory have the type of the device."""
+    return leaf.host_sharding.memory_kind == "pinned_host"
+
+
+def to_carrier(block: jax.Array, leaf: Leaf) -> jax.Array:
+    """The bits of a block in the dtype of host memory."""
+    return block if leaf.carrier == leaf.dtype else lax.bitcast_convert_type(block, leaf.carrier)
+
+
+def from_carrier(block: jax.Array, leaf: Leaf) -> jax.Array:
+    """The bits of a block in the dtype of the device."""
+    return block if leaf.carrier == leaf.dtype else lax.bitcast_convert_type(block, leaf.dtype)
+
+
+def read_page(array: jax.Array, axis: int, page: jax.Array) -> jax.Array:
+    """A page of an array; its axis stays, with one entry."""
+    return lax.dynamic_slice_in_dim(array, page, 1, axis, allow_negative_indices=False)
+
+
+def write_page(array: jax.Array, block: jax.Array, axis: int, page: jax.Array) -> jax.Array:
+    """The array with `block` as a page."""
+    return lax.dynamic_update_slice_in_dim(array, block, page, axis, allow_negative_indices=False)
+
+
+def weighted(value: jax.Array) -> jax.Array:
+    """`value` (int32[]), computed with enough operations for the program to be dispatched asynchronously."""
+    spread = lax.broadcasted_iota(jnp.int32, (_ASYNC_OPERATIONS,), 0)
+    return jnp.max(jnp.minimum(spread, jnp.broadcast_to(value, spread.shape)))
 
 
 def _at(ids: jax.Array, k: jax.Array) -> jax.Array:
     return lax.dynamic_index_in_dim(ids, k, keepdims=False, allow_negative_indices=False)
 
 
-def _read(array: jax.Array, axis: int, page: jax.Array) -> jax.Array:
-    return lax.dynamic_slice_in_dim(array, page, 1, axis, allow_negative_indices=False)
-
-
-def _write(array: jax.Array, block: jax.Array, axis: int, page: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(array, block, page, axis, allow_negative_indices=False)
-
-
 def _write_all(arrays: Arrays, blocks: Sequence[jax.Array], leaves: Sequence[Leaf], page: jax.Array) -> Arrays:
-    return tuple(_write(a, b, leaf.axis, page) for a, b, leaf in zip(arrays, blocks, leaves, strict=True))
-
-
-def _to_host(block: jax.Array, leaf: Leaf) -> jax.Array:
-    return jax.device_put(_to_carrier(block, leaf), Space.Host)
-
-
-def _to_device(block: jax.Array, leaf: Leaf) -> jax.Array:
-    return _from_carrier(jax.device_put(block, Space.Device), leaf)
-
-
-def _to_carrier(block: jax.Array, leaf: Leaf) -> jax.Array:
-    # On the device side: arithmetic on a host block would be handed to the host processor by some backends.
-    return block if leaf.carrier == leaf.dtype else lax.bitcast_convert_type(block, leaf.carrier)
-
-
-def _from_carrier(block: jax.Array, leaf: Leaf) -> jax.Array:
-    return block if leaf.carrier == leaf.dtype else lax.bitcast_convert_type(block, leaf.dtype)
-
-
-def _join(blocks: Sequence[jax.Array], axis: int) -> jax.Array:
-    return blocks[0] if len(blocks) == 1 else lax.concatenate(blocks, axis)
-
-
-def _weighted(value: jax.Array) -> jax.Array:
-    """`value` (int32[]), computed with enough operations for the program to be dispatched asynchronously."""
-    spread = lax.broadcasted_iota(jnp.int32, (_ASYNC_OPERATIONS,), 0)
-    return jnp.max(jnp.minimum(spread, jnp.broadcast_to(value, spread.shape)))
+    return tuple(write_page(a, b, leaf.axis, page) for a, b, leaf in zip(arrays, blocks, leaves, strict=True))

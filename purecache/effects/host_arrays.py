@@ -1,7 +1,8 @@
-"""L2 as separate pinned arrays per page: memory grows with the pages held and goes back when they are dropped."""
+"""L2 as separate arrays per page: memory grows with the pages held and goes back when they are dropped."""
 
 import ctypes
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,10 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from purecache.effects.copies import groups_of, join_pages, split_pages
 from purecache.effects.host_tier import Arrays
+from purecache.effects.kernels import dma_join, dma_split, join_on_every_device, split_on_every_device
+from purecache.effects.page_arrays import gather_pages, groups_of, join_pages, scatter_pages, split_pages
 from purecache.effects.pools import PoolLayout
 from purecache.effects.programs import Program, ProgramTable, shape_of
+from purecache.effects.table import Route
+
+_COPIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "unrolled": (split_pages, join_pages),
+    "fused": (gather_pages, scatter_pages),
+    "dma": (dma_split, dma_join),
+}
+"""The programs of a route: from the pool to pages, and back."""
 
 # The allocator keeps freed pages for the next ones, which is what makes a full cache fast. They go back to the system
 # once the pages held fall this far below their highest number: 64 MiB take about ten milliseconds to hand back.
@@ -22,47 +32,83 @@ _SLACK_BYTES = 64 << 20
 _UNROLLED_COPIES = 16
 
 
+class Landed:
+    """Stands for arrays on their way: ready when all of them are there."""
+
+    def __init__(self, pages: Sequence[Arrays]) -> None:
+        self._arrays: list[Any] = [array for page in pages for array in page]
+
+    def is_ready(self) -> bool:
+        """Whether `block_until_ready` returns at once. Raises what made a copy fail."""
+        return all(array.is_ready() for array in self._arrays)
+
+    def block_until_ready(self) -> None:
+        """Wait for the arrays. Raises what made a copy fail."""
+        jax.block_until_ready(self._arrays)
+
+
 class HostArrays:
     """Up to `pages` pages, each one array per group of equal leaves; one unrolled program per power of two."""
 
-    def __init__(self, layout: PoolLayout, pages: int, batch_pages: int) -> None:
+    def __init__(self, layout: PoolLayout, pages: int, batch_pages: int, route: Route, staging_pages: int) -> None:
         self.epoch = 0
         self.valid = np.zeros(pages, bool)
+        self.staged = route.staged
         self._layout = layout
-        most = max(1, min(batch_pages, _UNROLLED_COPIES // len(layout.leaves)))
+        self._copies = _COPIES[route.programs]
+        self._kernels = route.programs == "dma"
+        most = max(1, min(batch_pages, _UNROLLED_COPIES // len(layout.leaves))) if layout.on_cpu else batch_pages
         self._variants = [1 << bit for bit in range(most.bit_length())]
         self._groups = groups_of(layout.leaves)
+        self._host, self._device = (
+            tuple(getattr(layout.leaves[group[0]], side) for group in self._groups)
+            for side in ("host_sharding", "sharding")
+        )
         sizes = {math.prod(leaf.shape) for leaf in layout.leaves}
-        # A pool of as many pages as there are arrays in a group cannot be told from one joined page.
+        # A pool of as many pages as there are in a batch, or arrays in a group, cannot be told from these.
         sizes -= {math.prod(layout.leaves[group[0]].with_pages(len(group))) for group in self._groups}
-        sizes -= {math.prod(leaf.with_pages(1)) for leaf in layout.leaves}
-        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes, "arrays")
+        sizes -= {math.prod(leaf.with_pages(count)) for leaf in layout.leaves for count in self._variants}
+        self._table = ProgramTable(layout, sizes, "arrays", route.programs)
         self._pages: list[Arrays | None] = [None] * pages
         self._peak = 0  # most pages held since memory was last handed back
         self._held = 0
+        self._leaving: deque[tuple[int, Landed]] = deque()
+        self._most_leaving = staging_pages
 
     def sizes(self, count: int) -> list[int]:
         """Largest powers of two first, so that no program copies a page that nobody asked for."""
         full, rest = divmod(count, self._variants[-1])
         return [self._variants[-1]] * full + [size for size in reversed(self._variants) if rest & size]
 
-    def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> jax.Array:
+    def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Any:
         """See `HostTier.backup`. Nothing is donated: a failure leaves every other page as it was."""
         program = self._program(len(source), True, device)
         self._forget(target)
+        if self.staged:
+            self._wait_for_staging(len(source))
         pages, token = program.compiled(device, np.array(source, np.int32))
+        if self.staged:
+            pages = jax.device_put(list(pages), [self._host] * len(pages))
+            token = Landed(pages)
+            self._leaving.append((len(pages), token))
         for page, arrays in zip(target.tolist(), pages, strict=True):
-            self._pages[page] = arrays
+            self._pages[page] = tuple(arrays)
         self._held += len(target)
         self._peak = max(self._peak, self._held)
         self.valid[target] = True
         return token
 
-    def load_back(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Arrays:
-        """See `HostTier.load_back`."""
-        program = self._program(len(source), False, device)
-        pages = tuple(self._pages[page] for page in source.tolist())
-        arrays, _ = program.compiled(device, pages, np.array(target, np.int32))
+    def fetch(self, source: np.ndarray) -> tuple[Arrays, ...]:
+        """See `HostTier.fetch`."""
+        pages = [self._pages[page] for page in source.tolist()]
+        if self.staged:
+            pages = jax.device_put(pages, [self._device] * len(pages))
+        return tuple(tuple(page) for page in pages)  # type: ignore[arg-type]
+
+    def commit(self, device: Arrays, fetched: tuple[Arrays, ...], target: np.ndarray) -> Arrays:
+        """See `HostTier.commit`."""
+        program = self._program(len(target), False, device)
+        arrays, _ = program.compiled(device, fetched, np.array(target, np.int32))
         return arrays
 
     def broken(self, epoch: int) -> None:
@@ -98,6 +144,19 @@ class HostArrays:
         """At most two entries per power of two up to the batch size, for the pool and each of staged pages."""
         return self._table.report()
 
+    def _wait_for_staging(self, pages: int) -> None:
+        """Wait until so many more pages may be on their way to host: what they are copied to first is device memory."""
+        while self._leaving:
+            token = self._leaving[0][1]
+            try:
+                if sum(count for count, _ in self._leaving) + pages > self._most_leaving:
+                    token.block_until_ready()
+                elif not token.is_ready():
+                    return
+            except Exception:
+                pass  # whoever reports that backup finds out
+            self._leaving.popleft()
+
     def _forget(self, pages: np.ndarray) -> None:
         for page in pages.tolist():
             self._held -= self._pages[page] is not None
@@ -120,17 +179,21 @@ class HostArrays:
         leaves, groups = self._layout.leaves, self._groups
         device = tuple(shape_of(shape, leaf.dtype, leaf.sharding) for shape, leaf in zip(shapes, leaves, strict=True))
         ids = shape_of((size,), np.int32)
-        firsts = [leaves[group[0]] for group in groups]
-        page = tuple(
-            shape_of(leaf.with_pages(len(group)), leaf.carrier, leaf.host_sharding)
-            for leaf, group in zip(firsts, groups, strict=True)
-        )
+        where = self._device if self.staged else self._host
+        split, join = (partial(copy, leaves=leaves, groups=groups) for copy in self._copies)
+        if self._kernels:
+            split, join = (
+                split_on_every_device(split, self._layout, groups),
+                join_on_every_device(join, self._layout, groups),
+            )
         if backup:
-            out = ((tuple(leaf.host_sharding for leaf in firsts),) * size, None)
-            return jax.jit(partial(split_pages, leaves=leaves, groups=groups), out_shardings=out).lower(device, ids)
+            return jax.jit(split, out_shardings=((where,) * size, None)).lower(device, ids)
+        page = tuple(
+            shape_of(leaves[group[0]].with_pages(len(group)), leaves[group[0]].carrier, place)
+            for group, place in zip(groups, where, strict=True)
+        )
         out = (tuple(leaf.sharding for leaf in leaves), None)
-        function = partial(join_pages, leaves=leaves, groups=groups)
-        return jax.jit(function, donate_argnums=0, out_shardings=out).lower(device, (page,) * size, ids)
+        return jax.jit(join, donate_argnums=0, out_shardings=out).lower(device, (page,) * size, ids)
 
 
 def _find_trim() -> Callable[[int], int] | None:

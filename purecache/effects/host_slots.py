@@ -10,14 +10,27 @@ import numpy as np
 
 from purecache.effects.copies import copy_from_slots, copy_to_slots, within_shards
 from purecache.effects.host_tier import Arrays
+from purecache.effects.kernels import ANY, HOST, dma_pages, on_every_device
 from purecache.effects.pools import PoolLayout, any_deleted, zero_host_pool
 from purecache.effects.programs import Program, ProgramTable, shape_of
+from purecache.effects.table import Route
+
+_COPIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "loop": (copy_to_slots, copy_from_slots),
+    "host_dma": (
+        partial(dma_pages, space_out=HOST, space_in=ANY),
+        partial(dma_pages, space_out=ANY, space_in=HOST),
+    ),
+}
+"""The programs of a route: from the pool to slots, and back."""
 
 
 class HostSlots:
     """`pages` slots; a batch of up to `batch_pages` copies is one program with a traced count, in place."""
 
-    def __init__(self, layout: PoolLayout, pages: int, batch_pages: int) -> None:
+    staged = False
+
+    def __init__(self, layout: PoolLayout, pages: int, batch_pages: int, route: Route, staging_pages: int) -> None:
         self.epoch = 0
         self.valid = np.zeros(pages, bool)
         self._layout = layout
@@ -25,7 +38,9 @@ class HostSlots:
         # A pool of one page cannot be told from its page.
         counts = [(leaf, count) for leaf in layout.leaves for count in (pages, leaf.shape[leaf.axis]) if count > 1]
         sizes = {math.prod(leaf.with_pages(count)) for leaf, count in counts}
-        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes, "slots", pages, layout.shards)
+        self._table = ProgramTable(layout, sizes, "slots", route.programs, pages)
+        self._copies = _COPIES[route.programs]
+        self._kernels = route.programs == "host_dma"
         self._slots: Arrays | None = zero_host_pool(layout, pages)
 
     def sizes(self, count: int) -> list[int]:
@@ -49,12 +64,14 @@ class HostSlots:
         self.valid[target] = True
         return token
 
-    def load_back(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Arrays:
-        """See `HostTier.load_back`."""
+    def fetch(self, source: np.ndarray) -> np.ndarray:
+        """See `HostTier.fetch`."""
+        return source
+
+    def commit(self, device: Arrays, fetched: np.ndarray, target: np.ndarray) -> Arrays:
+        """See `HostTier.commit`."""
         program = self._program(False, device)
-        if self._slots is None:
-            raise RuntimeError("the host pages were lost in a failed backup")
-        pages, _ = program.compiled(device, self._slots, *self._plan(source, target))
+        pages, _ = program.compiled(device, self.slots, *self._plan(fetched, target))
         return pages
 
     def broken(self, epoch: int) -> None:
@@ -63,6 +80,13 @@ class HostSlots:
             self.epoch += 1
             self._slots = None  # made anew by the next backup, so that a lack of memory then is a failed backup
             self.valid[:] = False
+
+    @property
+    def slots(self) -> Arrays:
+        """The arrays of all slots, one per leaf. Raises RuntimeError between their loss and the next backup."""
+        if self._slots is None:
+            raise RuntimeError("the host pages were lost in a failed backup")
+        return self._slots
 
     def drop(self, pages: np.ndarray) -> None:
         """Slots have no memory of their own to return."""
@@ -107,9 +131,10 @@ class HostSlots:
         device = tuple(shape_of(shape, leaf.dtype, leaf.sharding) for shape, leaf in zip(shapes, leaves, strict=True))
         ids, count = shape_of((self._batch,), np.int32), shape_of((), np.int32)
         written, read = (host, device) if backup else (device, host)
-        function: Callable[..., Any] = partial(copy_to_slots if backup else copy_from_slots, leaves=leaves)
-        if self._layout.shards:
-            pages = (shapes[0][leaves[0].axis], len(self.valid))
-            function = within_shards(function, self._layout, *(pages if backup else pages[::-1]))
+        function: Callable[..., Any] = partial(self._copies[not backup], leaves=leaves)
+        pages = (shapes[0][leaves[0].axis], len(self.valid))
+        if self._kernels or self._layout.shards:
+            spread = on_every_device if self._kernels else within_shards
+            function = spread(function, self._layout, *(pages if backup else pages[::-1]))
         out = (tuple(leaf.host_sharding if backup else leaf.sharding for leaf in leaves), None)
         return jax.jit(function, donate_argnums=0, out_shardings=out).lower(written, read, ids, ids, count)

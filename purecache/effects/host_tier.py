@@ -20,22 +20,35 @@ class HostTier(Protocol):
     valid: np.ndarray
     """bool[pages]: a backup of the page was dispatched and is not known to have failed."""
 
+    staged: bool
+    """Whether `fetch` moves the bytes, so that the pool is free meanwhile."""
+
     def sizes(self, count: int) -> list[int]:
         """How `count` pages are cut into calls: positive sizes that add up to `count`."""
         ...
 
-    def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> jax.Array:
-        """Dispatch the copy of device pages `source` to host pages `target`; returns what is ready when they are there.
+    def backup(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Any:
+        """Dispatch the copy of device pages `source` to host pages `target`.
+
+        Returns what gets ready, as a `jax.Array` does, when they are there.
 
         One call takes one of `sizes`. May raise anything; then no page of `target` holds what it should, and the tier
         is usable again.
         """
         ...
 
-    def load_back(self, device: Arrays, source: np.ndarray, target: np.ndarray) -> Arrays:
-        """Dispatch the copy of host pages `source` to device pages `target`; `device` is donated to it.
+    def fetch(self, source: np.ndarray) -> Any:
+        """The host pages `source` for `commit`. If `staged`, the copy to arrays on device that it starts is not waited
+        for; else nothing moves yet.
 
-        One call takes one of `sizes`. May raise anything; the arrays in `device` may then be deleted.
+        One call takes one of `sizes`. May raise anything.
+        """
+        ...
+
+    def commit(self, device: Arrays, fetched: Any, target: np.ndarray) -> Arrays:
+        """Dispatch the copy of fetched pages to device pages `target`; `device` is donated to it.
+
+        May raise anything; the arrays in `device` may then be deleted.
         """
         ...
 

@@ -2,27 +2,28 @@
 
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from purecache.effects.checks import checked_pages, checked_transfer, positive
+from purecache.effects.device_pool import DevicePool
+from purecache.effects.flights import Flight, Flights, Part
 from purecache.effects.host_arrays import HostArrays
+from purecache.effects.host_memory import checked_memory, explained
 from purecache.effects.host_slots import HostSlots
 from purecache.effects.host_tier import HostTier
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.effects.load_backs import LoadBacks
 from purecache.effects.pool_copies import PoolCopies
-from purecache.effects.pools import any_deleted, describe
+from purecache.effects.pools import HostMemory, describe
 from purecache.effects.staged import StagedPages
+from purecache.effects.table import choose, trouble
 from purecache.effects.transfers import (
     Completion,
     Gate,
-    PoolGoneError,
-    PoolLostError,
     PoolOwner,
     Transfer,
     completion_of,
@@ -32,35 +33,15 @@ from purecache.transitions import TransferKind
 _FORMS: dict[str, Callable[..., HostTier]] = {"slots": HostSlots, "arrays": HostArrays}
 
 
-@dataclass
-class _Part:
-    """One dispatched program of a backup."""
-
-    where: np.ndarray
-    """Positions in the transfer that it copies."""
-    token: Any
-    """Array that is ready when the bytes are there."""
-    epoch: int
-    """Of the tier, at dispatch."""
-
-
-@dataclass
-class _Flight:
-    """A started transfer that was not reported yet."""
-
-    number: int
-    transfer: Transfer
-    ok: np.ndarray
-    parts: list[_Part] = field(default_factory=list)
-
-
 class Interpreter:
-    """Copies pages between a device pool and its host pages (L2).
+    """Copies pages between a device pool and its host pages (L2), by the programs that `table` names for its platform.
 
     Device work of one thread is ordered by data flow: a started backup reads the pool as it is at `start`, whatever is
-    donated later, and every program that takes the pool that comes out of a load back sees the loaded bytes. So load
-    backs are complete when dispatched; only backups wait, and only for host bytes. Nothing here blocks but `drain`,
-    `warm` and the first use of a program that was not warmed. Call `start` from one thread.
+    donated later, and every program that takes the pool that comes out of a load back sees the loaded bytes. So a load
+    back is complete when its last program was dispatched. Where programs are staged, that is at the first `poll` that
+    finds its bytes on device, and the pool is not touched before; `hurry` does not wait for that. Backups wait for host
+    bytes. Nothing blocks but `drain`, `warm`, a backup beyond `staging_pages`, and the first use of a program that was
+    not warmed. Call all of it from one thread.
     """
 
     def __init__(
@@ -71,8 +52,12 @@ class Interpreter:
         device_pages: int,
         page_axis: Any = 0,
         ranks: int = 1,
-        host_form: Literal["slots", "arrays"] = "slots",
+        host_form: Literal["slots", "arrays"] | None = None,
+        copies: str | None = None,
+        host_memory: HostMemory = "pinned_host",
+        force_unpinned: bool = False,
         batch_pages: int = 64,
+        staging_pages: int = 128,
         gate: Gate | None = None,
         owner: PoolOwner | None = None,
     ) -> None:
@@ -81,27 +66,36 @@ class Interpreter:
         pool: pytree of arrays; axis `page_axis` of each (an int, or a pytree of ints) holds at least
             ranks * device_pages pages. Page p of rank r is index r * device_pages + p, on the host r * host_pages + p.
         host_pages, device_pages: per rank. host_form: "slots", one preallocated array per leaf, or "arrays", separate
-            arrays per page, whose memory goes back when pages are dropped. batch_pages: most pages per program
-            ("arrays" takes fewer for a pool of many leaves). owner: who keeps the pool, if somebody else does: it is
-            asked for it before every transfer, and a pool that it can't give is a miss. Else assign to `pool`.
-        Raises ValueError for a pool or number that does not fit.
+            arrays per page, whose memory goes back when pages are dropped. copies: names programs of `table.ROUTES`.
+            None: what that table says. host_memory, force_unpinned: see `checked_memory`. batch_pages: most pages per
+            program ("arrays" takes fewer for a pool of many leaves). staging_pages: most pages on their way in each
+            direction, if programs are staged: they take so much device memory. owner: who keeps the pool, if somebody
+            else does: it is asked for it before every transfer, and a pool that it can't give is a miss. Else assign
+            to `pool`.
+        Raises ValueError for a pool or number that does not fit, HostMemoryError for more host pages than there is
+        memory for.
         """
         self._device_pages = positive("device_pages", device_pages)
         self._host_pages = positive("host_pages", host_pages)
         self._ranks = positive("ranks", ranks)
-        if host_form not in _FORMS:
-            raise ValueError(f"host_form is {host_form!r}, expected one of {sorted(_FORMS)}")
-        self._layout = describe(pool, page_axis, ranks * device_pages, ranks)
-        leaves = self._layout.flatten(pool)
-        self._leaves: tuple[jax.Array, ...] | None = leaves if owner is None else None
-        """The arrays of the pool; with an owner, only while a transfer is started."""
-        self._tier = _FORMS[host_form](self._layout, ranks * host_pages, positive("batch_pages", batch_pages))
+        self._layout = describe(pool, page_axis, ranks * device_pages, ranks, host_memory)
+        self.route = choose(self._layout, host_form, copies)
+        """The row of the table that its copies are made by."""
+        if problem := trouble(self._layout, self.route):
+            warnings.warn(problem, RuntimeWarning, stacklevel=2)
+        checked_memory(self._layout, self.route, host_memory, force_unpinned)
+        self._pool = DevicePool(self._layout, pool, owner)
+        sizes = ranks * host_pages, positive("batch_pages", batch_pages)
+        staging = positive("staging_pages", staging_pages)
+        with explained(self._layout, sizes[0]):
+            self._tier = _FORMS[self.route.form](self._layout, *sizes, self.route, staging)
         self._batch_pages = batch_pages
         self._copies = PoolCopies(self._layout)
         self._gate = Gate() if gate is None else gate
-        self._owner = owner
-        self._flights: dict[TransferKind, deque[_Flight]] = {kind: deque() for kind in TransferKind}
-        self._started = 0
+        self._flights = Flights(self._tier, host_pages, staging)
+        self._loads = LoadBacks(self._pool, self._tier, self._flights, device_pages)
+        self.commit_alone = True
+        """Whether `poll` writes into the pool what has been fetched. False: whoever calls `commit` decides."""
         self._thread: int | None = None
         self._counts = {"transfers_failed": 0, "pages_failed": 0, "pages_backed_up": 0, "pages_loaded_back": 0}
 
@@ -113,22 +107,22 @@ class Interpreter:
         load back took the pool along. Assigning raises ValueError for another structure, shape, dtype or placement,
         PoolGoneError for deleted arrays; the old pool is kept then.
         """
-        if self._owner is not None:
-            return self._owner.take()
-        if self._leaves is None:
-            raise PoolLostError(
-                "a load back failed while it owned the device pool, every device page is gone:"
-                " reset the cache and assign a new pool"
-            )
-        return jax.tree.unflatten(self._layout.treedef, self._leaves)
+        return self._pool.get()
 
     @pool.setter
     def pool(self, pool: Any) -> None:
-        leaves = self._layout.flatten(pool)
-        if self._owner is None:
-            self._leaves = leaves
-        else:
-            self._owner.put(pool)
+        self._pool.put(pool)
+
+    @property
+    def host_pool(self) -> Any:
+        """The host slots as a pytree like the pool, to be listed beside it; read only, and good until the next backup.
+
+        Drop it, and every NumPy view of it, before that: a backup copies what somebody else holds. Raises ValueError
+        for the form "arrays", and RuntimeError while the slots are lost.
+        """
+        if not isinstance(self._tier, HostSlots):
+            raise ValueError("host pages are arrays of their own here: there is no host pool (use host_form='slots')")
+        return jax.tree.unflatten(self._layout.treedef, self._tier.slots)
 
     @property
     def page_bytes(self) -> int:
@@ -138,7 +132,7 @@ class Interpreter:
     @property
     def in_flight(self) -> int:
         """Transfers started and not reported."""
-        return sum(len(flights) for flights in self._flights.values())
+        return len(self._flights)
 
     def start(self, transfer: Transfer) -> None:
         """Dispatch the copies of `transfer` now, after those of all earlier calls; `poll` reports how it ended.
@@ -150,39 +144,26 @@ class Interpreter:
         """
         self._check_thread()
         transfer = checked_transfer(transfer, self._ranks, self._device_pages, self._host_pages)
-        if self._owner is None:
-            if self._leaves is not None and any_deleted(self._leaves):
-                raise PoolGoneError(
-                    "the device pool was donated to a step: assign the pool that came out of it before `start`"
-                )
-            self._begin(transfer)
-            return
-        with self._owner.access():
-            self._leaves = self._borrowed(self._owner)
-            self._begin(transfer)
-            if transfer.kind is TransferKind.LOAD_BACK and self._leaves is not None:
-                self._owner.put(jax.tree.unflatten(self._layout.treedef, self._leaves))
-            self._leaves = None
-
-    def _borrowed(self, owner: PoolOwner) -> tuple[jax.Array, ...] | None:
-        """The arrays of the owner's pool; None, which fails every page of a transfer, if they can't be used."""
-        try:
-            return self._layout.flatten(owner.take())
-        except (ValueError, PoolGoneError) as error:
-            warnings.warn(f"pages are not copied, because the device pool can't be used: {error}", stacklevel=2)
-            return None
+        with DeferredInterrupts():
+            if transfer.kind is TransferKind.LOAD_BACK and self.route.staged:
+                self._begin(transfer)
+                self._flights.fetch(whole=not self.commit_alone)
+            else:
+                self._pool.use(lambda: self._begin(transfer), writes=transfer.kind is TransferKind.LOAD_BACK)
 
     def _begin(self, transfer: Transfer) -> None:
-        flight = _Flight(self._started, transfer, np.zeros(len(transfer.target), bool))
-        self._started += 1
-        with DeferredInterrupts():
-            self._flights[transfer.kind].append(flight)
-            try:
-                failing = self._gate.failing(transfer)
-            except Exception:
-                return
-            where = np.arange(len(transfer.target)) if failing is None else np.flatnonzero(~np.asarray(failing, bool))
-            self._dispatch(flight, where)
+        flight = self._flights.open(transfer)
+        try:
+            failing = self._gate.failing(transfer)
+        except Exception:
+            return
+        where = np.arange(len(transfer.target)) if failing is None else np.flatnonzero(~np.asarray(failing, bool))
+        if transfer.kind is TransferKind.BACKUP:
+            self._back_up(flight, where)
+            return
+        self._flights.wait_for(flight, where)
+        if not self.route.staged:
+            self._loads.now(flight)
 
     def copy(self, source: int, target: int, rank: int) -> bool:
         """Copy device page `source` to page `target` of a rank now, in the order of dispatch; whether that went well.
@@ -192,47 +173,63 @@ class Interpreter:
         self._check_thread()
         pages = checked_pages("device page", [source, target], rank, self._ranks, self._device_pages)
         pages += np.int32(rank * self._device_pages)
-        if self._owner is None:
-            if self._leaves is not None and any_deleted(self._leaves):
-                raise PoolGoneError("the device pool was donated to a step: assign the pool that came out of it first")
-            return self._copy(pages)
-        with self._owner.access():
-            self._leaves = self._borrowed(self._owner)
-            done = self._copy(pages)
-            if self._leaves is not None:
-                self._owner.put(jax.tree.unflatten(self._layout.treedef, self._leaves))
-            self._leaves = None
-        return done
+        done: list[bool] = []
 
-    def _copy(self, pages: np.ndarray) -> bool:
-        if self._leaves is None:
-            return False
+        def copy() -> None:
+            done.append(self._pool.write(lambda arrays: self._copies.copy(arrays, pages[0], pages[1])))
+
         with DeferredInterrupts():
-            try:
-                self._leaves = self._copies.copy(self._leaves, pages[0], pages[1])
-            except Exception:
-                if any_deleted(self._leaves):
-                    self._leaves = None
-                return False
-        return True
+            self._pool.use(copy, writes=True)
+        return done[0]
 
     def poll(self) -> list[Completion]:
         """Completions since the last call, in the order in which their transfers were started. Never blocks.
 
         Among transfers of one kind, a younger one is never reported before an older one.
         """
-        ended = []
-        for flights in self._flights.values():
-            while flights and self._done(flights[0]) and not self._gate.held(flights[0].transfer):
-                ended.append(flights.popleft())
-        return self._completions(ended)
+        with DeferredInterrupts():
+            if self.commit_alone:
+                self._loads.commit_arrived()
+            self._flights.fetch(whole=not self.commit_alone)
+            return [self._completion(flight) for flight in self._flights.ended(self._gate.held)]
+
+    def hurry(self) -> None:
+        """Dispatch what is left of all load backs, without waiting for their bytes: the next step waits for them.
+
+        Raises PoolGoneError if the pool was donated and not put back.
+        """
+        with DeferredInterrupts():
+            self._loads.hurry()
 
     def drain(self) -> list[Completion]:
         """Wait for everything in flight and report it, held or not. For tests and shutdown."""
-        ended = [flight for flights in self._flights.values() for flight in flights]
-        for flights in self._flights.values():
-            flights.clear()
-        return self._completions(ended)
+        if self._pool.is_there:
+            self.hurry()
+        return [self._completion(flight) for flight in self._flights.clear()]
+
+    def settle(self) -> None:
+        """Wait for the bytes of everything in flight, and report nothing: what the next `poll` answers is then sure."""
+        self._flights.settle()
+
+    def fetched(self) -> dict[tuple[int, int], bool]:
+        """By operation and generation, load backs of which everything has arrived and nothing is in the pool yet.
+
+        The value tells whether every page of them is right. For whoever calls `commit`.
+        """
+        return self._loads.fetched()
+
+    def fetching(self) -> set[tuple[int, int]]:
+        """Operation and generation of the load backs whose bytes are on their way."""
+        return self._loads.fetching()
+
+    def commit(self, operation: int, generation: int, ok: bool) -> None:
+        """Write into the pool what was fetched for a load back, or give it up.
+
+        Raises PoolGoneError if the pool was donated and not put back.
+        """
+        with DeferredInterrupts():
+            self._loads.commit(operation, generation, ok)
+            self._flights.fetch(whole=not self.commit_alone)
 
     def drop_host(self, pages: np.ndarray, rank: int) -> None:
         """Give up host pages (int32[n], local to `rank`). "arrays": their memory is freed; "slots": nothing happens.
@@ -258,8 +255,7 @@ class Interpreter:
 
     def reset(self) -> None:
         """Forget the transfers in flight (they are never reported) and every host page. The device pool stays."""
-        for flights in self._flights.values():
-            flights.clear()
+        self._flights.clear()
         self._tier.reset()
 
     def warm(self, progress: Callable[[int, int, str], None] | None = None) -> None:
@@ -275,40 +271,23 @@ class Interpreter:
         moved = {"backed_up": self._counts["pages_backed_up"], "loaded_back": self._counts["pages_loaded_back"]}
         return self._counts | {f"bytes_{way}": pages * self.page_bytes for way, pages in moved.items()}
 
-    def _dispatch(self, flight: _Flight, where: np.ndarray) -> None:
+    def _back_up(self, flight: Flight, where: np.ndarray) -> None:
         transfer, tier = flight.transfer, self._tier
-        device, host = transfer.rank * self._device_pages, transfer.rank * self._host_pages
-        backup = transfer.kind is TransferKind.BACKUP
-        source = transfer.source + np.int32(device if backup else host)
-        target = transfer.target + np.int32(host if backup else device)
-        if not backup and not (arrived := tier.valid[source[where]]).all():
-            where = where[arrived]
+        source = transfer.source + np.int32(transfer.rank * self._device_pages)
+        target = transfer.target + np.int32(transfer.rank * self._host_pages)
         first = 0
         for size in tier.sizes(len(where)):
             part = where[first : first + size]
             first += size
-            if self._leaves is None:
+            if self._pool.arrays is None:
                 return
             try:
-                if backup:
-                    token = tier.backup(self._leaves, source[part], target[part])
-                    flight.parts.append(_Part(part, token, tier.epoch))
-                else:
-                    self._leaves = tier.load_back(self._leaves, source[part], target[part])
+                flight.parts.append(Part(part, tier.backup(self._pool.arrays, source[part], target[part]), tier.epoch))
                 flight.ok[part] = True
             except Exception:
-                # A failed transfer is a miss, whatever failed. A deleted pool must not stay around, though.
-                if any_deleted(self._leaves):
-                    self._leaves = None
-                    return
+                continue  # a failed transfer is a miss, whatever failed
 
-    def _done(self, flight: _Flight) -> bool:
-        return all(_ready(part.token) for part in flight.parts)
-
-    def _completions(self, flights: Iterable[_Flight]) -> list[Completion]:
-        return [self._completion(flight) for flight in sorted(flights, key=lambda flight: flight.number)]
-
-    def _completion(self, flight: _Flight) -> Completion:
+    def _completion(self, flight: Flight) -> Completion:
         transfer, tier = flight.transfer, self._tier
         for part in flight.parts:
             try:
@@ -331,11 +310,3 @@ class Interpreter:
             self._thread = caller
         elif self._thread != caller:
             raise RuntimeError("`start` was called from a second thread: one thread dispatches all work on the pool")
-
-
-def _ready(token: Any) -> bool:
-    """Whether waiting for `token` returns at once; a program that failed counts as ready."""
-    try:
-        return token.is_ready()
-    except Exception:
-        return True

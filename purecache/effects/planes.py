@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from purecache.effects.interpreter import Interpreter
-from purecache.effects.transfers import Completion, Transfer, completion_of
+from purecache.effects.transfers import Completion, Transfer, TransferKind, completion_of
 from purecache.state import CacheConfig
 from purecache.state.pools import ANCHOR
 
 
 @dataclass
 class _Open:
-    """A transfer that some of its pools have not reported."""
+    """A transfer that was not reported yet."""
 
-    number: int
     transfer: Transfer
     left: int
+    """Pools that have not reported it."""
     ok: np.ndarray
 
 
@@ -33,7 +33,7 @@ class Planes:
         self._groups: list[list[str]] = []
         """Names of the interpreters that carry out the transfers of each pool of the control plane."""
         self._open: dict[tuple[int, int], _Open] = {}
-        self._started = 0
+        """By operation and generation, in the order of their start."""
 
     def bind(self, config: CacheConfig) -> None:
         """Learn which pools go together. Raises ValueError unless there is exactly one interpreter per pool, with room
@@ -78,8 +78,7 @@ class Planes:
         """Dispatch the copies of `transfer` in every pool that it is about; see `Interpreter.start`."""
         names = self._groups[transfer.pool]
         key = (transfer.operation, transfer.generation)
-        self._open[key] = _Open(self._started, transfer, len(names), np.ones(len(transfer.target), bool))
-        self._started += 1
+        self._open[key] = _Open(transfer, len(names), np.ones(len(transfer.target), bool))
         for name in names:
             self.planes[name].start(transfer)
 
@@ -89,7 +88,10 @@ class Planes:
         return all(done)
 
     def poll(self) -> list[Completion]:
-        """Transfers that have ended everywhere since the last call, in the order in which they were started."""
+        """Transfers that have ended everywhere since the last call, in the order in which they were started.
+
+        A load back is never reported before an older one, whatever their pools.
+        """
         return self._collect(lambda plane: plane.poll())
 
     def drain(self) -> list[Completion]:
@@ -97,15 +99,57 @@ class Planes:
         return self._collect(lambda plane: plane.drain())
 
     def _collect(self, ask: Callable[[Interpreter], list[Completion]]) -> list[Completion]:
-        ended = []
         for plane in self.planes.values():
             for done in ask(plane):
                 each = self._open[done.operation, done.generation]
                 each.left, each.ok = each.left - 1, each.ok & done.ok
-                if not each.left:
-                    ended.append(self._open.pop((done.operation, done.generation)))
-        ended.sort(key=lambda each: each.number)
-        return [completion_of(each.transfer, each.ok) for each in ended]
+        ended, loading = [], False
+        for key, each in list(self._open.items()):
+            # A value is of use once its kv is there, and that was started before it.
+            load = each.transfer.kind is TransferKind.LOAD_BACK
+            loading |= load and each.left > 0
+            if not each.left and not (load and loading):
+                ended.append(completion_of(each.transfer, each.ok))
+                del self._open[key]
+        return ended
+
+    @property
+    def commit_alone(self) -> bool:
+        """See `Interpreter.commit_alone`."""
+        return all(plane.commit_alone for plane in self.planes.values())
+
+    @commit_alone.setter
+    def commit_alone(self, alone: bool) -> None:
+        for plane in self.planes.values():
+            plane.commit_alone = alone
+
+    def hurry(self) -> None:
+        """See `Interpreter.hurry`."""
+        for plane in self.planes.values():
+            plane.hurry()
+
+    def settle(self) -> None:
+        """See `Interpreter.settle`."""
+        for plane in self.planes.values():
+            plane.settle()
+
+    def fetched(self) -> dict[tuple[int, int], bool]:
+        """See `Interpreter.fetched`; a load back of several pools waits until all have fetched."""
+        found: dict[tuple[int, int], list[bool]] = {}
+        for plane in self.planes.values():
+            for key, arrived in plane.fetched().items():
+                found.setdefault(key, []).append(arrived)
+        not_yet = self.fetching()
+        return {key: all(arrived) for key, arrived in found.items() if key not in not_yet}
+
+    def fetching(self) -> set[tuple[int, int]]:
+        """See `Interpreter.fetching`."""
+        return set().union(*(plane.fetching() for plane in self.planes.values()))
+
+    def commit(self, operation: int, generation: int, ok: bool) -> None:
+        """See `Interpreter.commit`."""
+        for plane in self.planes.values():
+            plane.commit(operation, generation, ok)
 
     def drop_host(self, pages: np.ndarray, rank: int, pool: int = 0) -> None:
         """Give up host pages of a pool; see `Interpreter.drop_host`."""

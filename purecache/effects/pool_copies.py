@@ -19,7 +19,7 @@ class PoolCopies:
     def __init__(self, layout: PoolLayout) -> None:
         self._layout = layout
         sizes = {math.prod(leaf.shape) for leaf in layout.leaves if leaf.shape[leaf.axis] > 1}
-        self._table = ProgramTable(layout.leaves, layout.on_cpu, sizes, "within the pool", layout.shards)
+        self._table = ProgramTable(layout, sizes, "within the pool")
 
     def copy(self, device: Arrays, source: np.int32, target: np.int32) -> Arrays:
         """Dispatch the copy of page `source` to page `target` (global ids); `device` is donated. May raise anything."""

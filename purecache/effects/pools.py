@@ -7,7 +7,7 @@ fused or apart, MHA or MLA shapes. A page of the pool is the slice at one page i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from purecache.effects.transfers import PoolGoneError
 from purecache.meshes import automatic, no_mesh
+
+HostMemory = Literal["pinned_host", "unpinned_host"]
 
 _EXACT_ON_CPU = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64))
 
@@ -37,7 +39,7 @@ class Leaf:
     sharding: Sharding
     """Where the device array lives."""
     host_sharding: NamedSharding
-    """The same spec in pinned host memory."""
+    """The same spec in host memory."""
 
     def with_pages(self, pages: int) -> tuple[int, ...]:
         """The leaf's shape with `pages` entries on the page axis."""
@@ -57,11 +59,16 @@ class PoolLayout:
     """Structure of the pytree."""
     leaves: tuple[Leaf, ...]
     """One per array, in flattening order."""
-    on_cpu: bool
-    """Whether the pool lives on the CPU backend."""
+    platform: str
+    """What `jax.Device.platform` calls the backend of the pool."""
     shards: tuple[str, ...] = ()
     """Axes of the mesh that the page axis of every leaf is spread over, if each rank's pages are on one shard of it:
     copies of a rank then stay within a shard. Elsewhere () and the compiler moves what has to be moved."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the pool lives on the CPU backend."""
+        return self.platform == "cpu"
 
     @property
     def shard_count(self) -> int:
@@ -85,9 +92,11 @@ class PoolLayout:
         return tuple(_checked(array, leaf) for array, leaf in zip(flat, self.leaves, strict=True))
 
 
-def describe(pool: Any, page_axis: Any, pages: int, ranks: int = 1) -> PoolLayout:
+def describe(
+    pool: Any, page_axis: Any, pages: int, ranks: int = 1, memory_kind: HostMemory = "pinned_host"
+) -> PoolLayout:
     """The layout of `pool`: arrays whose axis `page_axis` (an int, or a pytree prefix of ints) holds >= `pages` pages,
-    those of `ranks` ranks.
+    those of `ranks` ranks. `memory_kind` is that of the host pages.
 
     Raises ValueError for an empty pool, a leaf without that axis or with too few pages, and dtypes below one byte.
     """
@@ -99,16 +108,18 @@ def describe(pool: Any, page_axis: Any, pages: int, ranks: int = 1) -> PoolLayou
     except ValueError as error:
         raise ValueError(f"page_axis is neither an int nor a pytree of ints shaped like the pool: {error}") from error
     leaves = tuple(
-        _leaf(f"pool{jax.tree_util.keystr(path)}", array, axis, pages)
+        _leaf(f"pool{jax.tree_util.keystr(path)}", array, axis, pages, memory_kind)
         for (path, array), axis in zip(flat, axes, strict=True)
     )
-    on_cpu = all(d.platform == "cpu" for leaf in leaves for d in leaf.sharding.device_set)
-    return PoolLayout(treedef, leaves, on_cpu, _shards(leaves, pages, ranks))
+    platforms = {device.platform for leaf in leaves for device in leaf.sharding.device_set}
+    if len(platforms) > 1:
+        raise ValueError(f"the pool is spread over the backends {sorted(platforms)}: place all of it on one")
+    return PoolLayout(treedef, leaves, platforms.pop(), _shards(leaves, pages, ranks))
 
 
 def _shards(leaves: Sequence[Leaf], pages: int, ranks: int) -> tuple[str, ...]:
     """See `PoolLayout.shards`."""
-    found = {(leaf.host_sharding.mesh, _axes(leaf.host_sharding, leaf.axis)) for leaf in leaves}
+    found = {(leaf.host_sharding.mesh, spread_over(leaf.host_sharding, leaf.axis)) for leaf in leaves}
     if len(found) != 1 or any(leaf.shape[leaf.axis] != pages for leaf in leaves):
         return ()
     mesh, names = found.pop()
@@ -116,14 +127,14 @@ def _shards(leaves: Sequence[Leaf], pages: int, ranks: int) -> tuple[str, ...]:
     return names if count > 1 and ranks % count == 0 else ()
 
 
-def _axes(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
+def spread_over(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
     """Axes of the mesh that an array's axis is spread over."""
     names = sharding.spec[axis] if axis < len(sharding.spec) else None
     return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
 def zero_host_pool(layout: PoolLayout, pages: int) -> tuple[jax.Array, ...]:
-    """One zeroed array of `pages` slots per leaf, in pinned host memory, with the leaf's carrier dtype."""
+    """One zeroed array of `pages` slots per leaf, in host memory, with the leaf's carrier dtype."""
     # Made by a compiled program with a NamedSharding: an array made from NumPy memory is copied by the first donating
     # program, and one with a SingleDeviceSharding is typed as device memory inside jit.
     shardings = tuple(leaf.host_sharding for leaf in layout.leaves)
@@ -137,7 +148,7 @@ def any_deleted(arrays: Sequence[jax.Array]) -> bool:
     return any(array.is_deleted() for array in arrays)
 
 
-def _leaf(name: str, array: Any, axis: Any, pages: int) -> Leaf:
+def _leaf(name: str, array: Any, axis: Any, pages: int, memory_kind: str) -> Leaf:
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise ValueError(f"{name} is a {type(array).__name__}, not an array")
     if isinstance(axis, bool) or not isinstance(axis, int) or not -array.ndim <= axis < array.ndim:
@@ -150,7 +161,9 @@ def _leaf(name: str, array: Any, axis: Any, pages: int) -> Leaf:
         raise ValueError(f"{name} has dtype {dtype}: store dtypes below one byte as uint8")
     sharding = array.sharding if isinstance(array, jax.Array) else jax.sharding.SingleDeviceSharding(jax.devices()[0])
     on_cpu = all(device.platform == "cpu" for device in sharding.device_set)
-    return Leaf(name, axis, tuple(array.shape), dtype, _carrier(dtype, on_cpu), sharding, _pinned(name, sharding))
+    return Leaf(
+        name, axis, tuple(array.shape), dtype, _carrier(dtype, on_cpu), sharding, _on_host(name, sharding, memory_kind)
+    )
 
 
 def _carrier(dtype: np.dtype, on_cpu: bool) -> np.dtype:
@@ -161,13 +174,13 @@ def _carrier(dtype: np.dtype, on_cpu: bool) -> np.dtype:
     return dtype
 
 
-def _pinned(name: str, sharding: Sharding) -> NamedSharding:
+def _on_host(name: str, sharding: Sharding, memory_kind: str) -> NamedSharding:
     if isinstance(sharding, NamedSharding):
-        return automatic(sharding).with_memory_kind("pinned_host")  # type: ignore[union-attr]
+        return automatic(sharding).with_memory_kind(memory_kind)  # type: ignore[union-attr]
     if len(sharding.device_set) > 1:
         raise ValueError(f"{name} is spread over devices by a {type(sharding).__name__}: use a NamedSharding")
     mesh = Mesh(np.array(list(sharding.device_set)), ("device",))
-    return NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
+    return NamedSharding(mesh, PartitionSpec(), memory_kind=memory_kind)
 
 
 def _checked(array: Any, leaf: Leaf) -> jax.Array:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from purecache.effects.pools import Leaf
+from purecache.effects.pools import Leaf, PoolLayout
 from purecache.meshes import automatic, no_mesh
 
 # What may yield a pool-sized result without touching more than a page: passing it on, or updating a slice in place.
@@ -27,6 +27,7 @@ _IN_PLACE = {
     "call",
     "conditional",
     "async-done",
+    "scatter",
 }
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = \w+\[([\d,]*)\]\S* ([\w-]+)\(")
 
@@ -64,15 +65,15 @@ _compiled: dict[tuple[Hashable, ...], Program] = {}
 class ProgramTable:
     """The programs of one tier, compiled when first asked for."""
 
-    def __init__(self, leaves: Sequence[Leaf], on_cpu: bool, pool_sizes: set[int], *shape: Hashable) -> None:
-        """Programs for pools of `leaves`; an array with one of `pool_sizes` elements is taken for a whole pool.
+    def __init__(self, layout: PoolLayout, pool_sizes: set[int], *shape: Hashable) -> None:
+        """Programs for pools of one layout; an array with one of `pool_sizes` elements is taken for a whole pool.
 
         shape: whatever else makes the tier's programs what they are.
         """
         self._programs: dict[tuple[str, int], Program] = {}
-        self._shape = (tuple(leaves), *shape)
-        self._options = _compiler_options(leaves) if on_cpu else None
-        self._on_cpu = on_cpu
+        self._shape = (layout.leaves, layout.shards, *shape)
+        self._options = _compiler_options(layout.leaves) if layout.on_cpu else None
+        self._layout = layout
         self._pool_sizes = pool_sizes
 
     def get(self, name: str, variant: int, lower: Callable[[], Any]) -> Program:
@@ -81,21 +82,34 @@ class ProgramTable:
         if program is None:
             with no_mesh():
                 compiled = lower().compile(compiler_options=self._options)
-            found = pool_sized_instructions(compiled.as_text(), self._pool_sizes)
+            found = pool_sized_instructions(_text(compiled), self._pool_sizes)
             program = _compiled[*self._shape, name, variant] = Program(name, variant, compiled, found)
-            if found and self._on_cpu:
+            if found:
                 warnings.warn(
                     f"the compiled {name} works on the whole pool in every call ({', '.join(sorted(set(found)))}):"
-                    " keep the pool in an unsigned integer dtype of the same width, or use another jaxlib",
+                    f" {self._advice()}",
                     RuntimeWarning,
                     stacklevel=2,
                 )
         self._programs[name, variant] = program
         return program
 
+    def _advice(self) -> str:
+        if self._layout.on_cpu:
+            return "keep the pool in an unsigned integer dtype of the same width, or use another jaxlib"
+        return "choose other programs for it (the parameter `copies`)"
+
     def report(self) -> list[dict[str, Any]]:
         """One entry per compiled program (see `Program.report`)."""
         return [program.report() for program in self._programs.values()]
+
+
+def _text(compiled: Any) -> str:
+    """The optimised program; "" where the compiler can't print it, as happens with libtpu 0.0.52 for tpu7x."""
+    try:
+        return compiled.as_text()
+    except Exception:
+        return ""
 
 
 def pool_sized_instructions(text: str, sizes: set[int]) -> tuple[str, ...]:

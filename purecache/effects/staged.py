@@ -85,7 +85,7 @@ class StagedPages:
         parts = []
         for where, first in self._cut(pages):
             target = np.arange(first, first + len(where), dtype=np.int32)
-            parts.append((where, self._tier.load_back(self._zeros(), pages[where], target), first))
+            parts.append((where, self._tier.commit(self._zeros(), self._tier.fetch(pages[where]), target), first))
         return parts
 
     def bytes_of(self, arrays: Arrays, place: int, rows: Sequence[np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 from purecache.state.layout import Layout
 from purecache.state.pools import ANCHOR, PoolSpec, checked_pools
@@ -130,7 +131,7 @@ class CacheConfig:
         except ValueError:
             raise ConfigError(f"write must be one of {[w.value for w in WritePolicy]}, got {self.write!r}") from None
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """The sizes that the state's arrays follow from."""
         return Layout(
@@ -148,7 +149,7 @@ class CacheConfig:
         """This configuration with one pool more. Raises ConfigError where it does not fit to the others."""
         return replace(self, pools=(*self.pools, spec))
 
-    @property
+    @cached_property
     def pool_names(self) -> tuple[str, ...]:
         """Names of the pools with page ids of their own, in the order of the control plane."""
         return (ANCHOR, *(spec.name for spec in self.pools if spec.law is not None))

@@ -8,7 +8,7 @@ import numpy as np
 
 from purecache.answers import Node, Refusal
 from purecache.cache import PrefixCache
-from purecache.effects import Interpreter, Planes, Transfer
+from purecache.effects import AgreedPlane, Interpreter, Planes, Transfer
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import of_pool
 from purecache.inputs import Tokens, as_int32
@@ -50,11 +50,17 @@ class StorageTier:
         `naming` must make other names of page keys whenever anything differs that changes the bytes of a page (see
         `purecache.stores.names.ObjectRecord`): one where kv is the only pool, else one per pool, by name. What is on
         host already is stored when `store` is called for it, or when a backup below it ends. Raises ValueError without
-        host pages, for a pool without a naming, or where storage is attached already.
+        host pages, for a pool without a naming, or where storage is attached already, and for a cache whose plane
+        agrees with other processes: what a store answers, and when, is not agreed on yet.
         """
         driver, inputs, config, plane = cache._driver, cache._inputs, cache.config, cache._driver.plane
         if driver.storage is not None:
             raise ValueError("storage is attached already: detach it first")
+        if isinstance(plane, AgreedPlane):
+            raise ValueError(
+                "storage can't be attached to a cache that several processes share: its answers would differ between"
+                " them, and then their caches; leave storage out, or give each process a cache of its own"
+            )
         if config.host_pages == 0 or not isinstance(plane, Interpreter | Planes):
             raise ValueError("storage needs host pages to come from and go to: set host_pages, and give an interpreter")
         options = options or StorageOptions()

@@ -118,7 +118,7 @@ def evict_device_values(
     def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         state, node, freed, pages, sweep = carry
         wanted = state.books[Scalar.WRITE_BACK] > 0
-        # Children come after their parents here; effects name the deepest first.
+        # From the end, so that the oldest ends up as the oldest on host: see `finish_values`.
         state, sweep = write_back_value(state, rank, pool, node, wanted, size - 1 - freed, sweep)
         state, page = look(state, lambda state: value_at(state, node, pool).device)
         state = give_pages(set_value(state, rank, pool, node, device=NONE), Tier.DEVICE, rank, page, pool)

@@ -39,7 +39,8 @@ class Status(enum.IntEnum):
 class Transfers(NamedTuple):
     """Effect: copy pages `source[k]` to `target[k]` for every k with `operation[k] >= 0`, before any later effect.
 
-    Pages of one operation are consecutive, deepest node first. Page ids are local to `rank`; `kind` names the tiers.
+    Pages of one operation are consecutive: of pool 0 deepest node first, of a tail pool in an order of its own. Page
+    ids are local to `rank`; `kind` names the tiers.
     """
 
     kind: jax.Array

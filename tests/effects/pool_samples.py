@@ -6,6 +6,13 @@ import numpy as np
 
 from purecache.effects import Interpreter, Transfer, TransferKind
 
+FORMS = {
+    "slots": {"host_form": "slots"},
+    "arrays": {"host_form": "arrays"},
+    "staged": {"host_form": "arrays", "copies": "fused"},
+}
+"""Ways of keeping host pages -> options of the interpreter."""
+
 LAYOUTS = {
     "layers apart, K and V apart": ([{"k": (4, 3, 8), "v": (4, 3, 8)} for _ in range(3)], 0),
     "layers stacked, K and V apart": ({"k": (4, 3, 8), "v": (4, 3, 8)}, 1),

@@ -6,12 +6,10 @@ import signal
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pool_samples import after, backup, load_back, run, simple
+from pool_samples import FORMS, after, backup, load_back, run, simple
 
 from purecache.effects import Gate, PoolLostError
 from purecache.effects.programs import ProgramTable
-
-FORMS = ("slots", "arrays")
 
 
 class Failing(Gate):
@@ -54,7 +52,7 @@ def fail():
 @pytest.mark.parametrize("form", FORMS)
 def test_single_pages_fail(form):
     gate = Failing()
-    plane = simple(gate=gate, host_form=form)
+    plane = simple(gate=gate, **FORMS[form])
     gate.pages = (2,)
     assert run(plane, backup([0, 1, 2, 3], [1, 2, 3, 4])) == [True, False, True, True]
     gate.pages = (6,)
@@ -72,7 +70,7 @@ def test_single_pages_fail(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_whole_transfer_fails(form):
     gate = Failing()
-    plane = simple(gate=gate, host_form=form)
+    plane = simple(gate=gate, **FORMS[form])
     gate.pages = "all"
     assert run(plane, backup([0, 1], [0, 1])) == [False, False]
     gate.pages = ()
@@ -81,7 +79,7 @@ def test_the_whole_transfer_fails(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_program_that_cannot_start_leaves_both_tiers_as_they_were(form, broken):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     assert run(plane, backup([1], [1])) == [True]
     before = np.array(plane.pool)
     broken(deleting=False)
@@ -112,7 +110,7 @@ def test_a_failed_backup_that_takes_the_slots_along(broken):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_failed_load_back_that_takes_the_pool_along(form, broken):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     values = np.array(plane.pool)
     assert run(plane, backup([1], [1])) == [True]
     broken(deleting=True)
@@ -129,14 +127,14 @@ def test_a_failed_load_back_that_takes_the_pool_along(form, broken):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backup_that_fails_while_it_runs(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     values = np.array(plane.pool)
     assert run(plane, backup([1], [1])) == [True]
     plane.pool = after(values, fail)
     assert run(plane, backup([2, 3], [2, 3])) == [False, False]
     plane.pool = jnp.array(values, copy=True)
     # Slots are one chain of donations, so the pages before the failure are lost too; arrays keep them.
-    assert run(plane, load_back([1, 2], [5, 6])) == [form == "arrays", False]
+    assert run(plane, load_back([1, 2], [5, 6])) == [form != "slots", False]
     assert run(plane, backup([4], [4])) == [True]
     assert run(plane, load_back([4], [6])) == [True]
     assert np.array(plane.pool)[6].tolist() == values[4].tolist()
@@ -144,7 +142,7 @@ def test_a_backup_that_fails_while_it_runs(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_pages_never_written_are_misses(form):
-    assert run(simple(host_form=form), load_back([0, 3], [1, 2])) == [False, False]
+    assert run(simple(**FORMS[form]), load_back([0, 3], [1, 2])) == [False, False]
 
 
 def test_an_interrupt_does_not_lose_the_pool(monkeypatch):

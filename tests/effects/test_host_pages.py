@@ -9,11 +9,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pool_samples import backup, load_back, run, simple
+from pool_samples import FORMS, backup, load_back, run, simple
 
 from purecache.effects import Interpreter
-
-FORMS = ("slots", "arrays")
 
 
 def test_dropped_slots_keep_their_bytes():
@@ -45,7 +43,7 @@ def test_drop_names_the_pages_of_its_rank():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_reset_forgets_transfers_and_pages(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     before = np.array(plane.pool)
     plane.start(backup([1], [1]))
     plane.reset()

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pool_samples import after, backup, load_back, run, simple
+from pool_samples import FORMS, after, backup, load_back, run, simple
 
 from purecache.effects import Gate, Interpreter, PoolGoneError, TransferKind
-
-FORMS = ("slots", "arrays")
 
 
 def pending(values, event):
@@ -28,7 +26,7 @@ class Holding(Gate):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backup_is_reported_when_its_bytes_are_there(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     plane.warm()
     event = threading.Event()
     plane.pool = pending(np.array(plane.pool), event)
@@ -44,7 +42,7 @@ def test_a_backup_is_reported_when_its_bytes_are_there(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backup_reads_the_pool_as_it_was_at_start(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     plane.warm()
     event = threading.Event()
     plane.pool = pending(np.array(plane.pool), event)
@@ -60,7 +58,7 @@ def test_a_backup_reads_the_pool_as_it_was_at_start(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_load_back_is_complete_when_dispatched(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     assert run(plane, backup([1], [0])) == [True]
     event = threading.Event()
     plane.pool = pending(np.array(plane.pool), event)
@@ -73,7 +71,7 @@ def test_a_load_back_is_complete_when_dispatched(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_ids_are_copied_at_start(form):
-    plane = simple(host_form=form)
+    plane = simple(**FORMS[form])
     plane.warm()
     event = threading.Event()
     plane.pool = pending(np.array(plane.pool), event)
@@ -133,7 +131,7 @@ def test_drain_reports_in_order_and_does_not_ask_the_gate():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_long_and_empty_transfers(form):
-    plane = simple(40, host_pages=40, host_form=form, batch_pages=6)
+    plane = simple(40, host_pages=40, **FORMS[form], batch_pages=6)
     before = np.array(plane.pool)
     assert run(plane, backup([], [])) == []
     assert run(plane, backup(np.arange(40), np.arange(40)[::-1])) == [True] * 40
@@ -147,7 +145,7 @@ def test_long_and_empty_transfers(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_ranks_have_their_own_pages(form):
-    plane = simple(8, ranks=2, host_pages=3, host_form=form)
+    plane = simple(8, ranks=2, host_pages=3, **FORMS[form])
     assert run(plane, backup([1], [2], rank=0)) == [True]
     assert run(plane, backup([1], [2], rank=1)) == [True]
     assert run(plane, load_back([2], [3], rank=0)) == [True]

@@ -1,4 +1,4 @@
-"""Pools spread over devices, in a process that has set a mesh, as engines do."""
+"""Pools spread over eight devices, in a process that has set a mesh, as engines do."""
 
 import json
 import os
@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from pool_samples import FORMS
 
 
 @pytest.fixture(scope="module", params=["explicit", "auto"])
 def found(request):
     """What the worker found."""
     worker = Path(__file__).with_name("mesh_worker.py")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     answer = subprocess.run(
         [sys.executable, worker, request.param], env=environment, capture_output=True, text=True, check=False
     )
@@ -42,6 +43,29 @@ def test_a_page_is_copied_within_its_shard(found):
 def test_bytes_reach_the_host_pages_of_every_rank(found):
     assert found["staged"]["landed"] == [True] * len(found["staged"]["landed"])
     assert found["staged"]["equal"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_pages_with_spread_heads_stay_on_their_devices(found, form):
+    small, large = found["heads"][form]
+    for each in (small, large):
+        assert each["ok"] == [True] * 6
+        assert each["equal"]
+        assert each["placed"]
+        assert each["collectives"] == []
+        assert not any(each["pool_sized"])
+    assert small["temp"] == large["temp"]
+
+
+def test_kernels_copy_the_part_of_every_device(found):
+    assert found["kernels"]["ok"] == [True] * 6
+    assert found["kernels"]["equal"]
+    assert found["kernels"]["placed"]
+    assert found["kernels"]["collectives"] == []
+
+
+def test_pages_move_to_pools_that_are_spread_otherwise(found):
+    assert found["between"] == [True, True]
 
 
 def test_the_control_plane_is_compiled_apart_from_the_mesh(found):

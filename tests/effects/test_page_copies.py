@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pool_samples import LAYOUTS, backup, load_back, pages_of, random_pool, run
+from pool_samples import FORMS, LAYOUTS, backup, load_back, pages_of, random_pool, run
 
 from purecache.effects import Interpreter
 from purecache.effects.programs import pool_sized_instructions
 
-FORMS = ("slots", "arrays")
 DTYPES = (
     "float32",
     "float16",
@@ -27,7 +26,7 @@ DTYPES = (
 def round_trip(pool, page_axis, form):
     """Device pages 0 .. 6 go to host pages, in mixed order, and come back as device pages 9 .. 15, in batches of 3."""
     before = pages_of(pool, page_axis)
-    plane = Interpreter(pool, host_pages=9, device_pages=16, page_axis=page_axis, host_form=form, batch_pages=3)
+    plane = Interpreter(pool, host_pages=9, device_pages=16, page_axis=page_axis, **FORMS[form], batch_pages=3)
     order = np.array([3, 0, 6, 1, 5, 2, 4])
     assert run(plane, backup(order, order + 2)) == [True] * 7
     assert run(plane, load_back(np.arange(7) + 2, np.arange(7) + 9)) == [True] * 7
@@ -59,7 +58,7 @@ def test_leaves_of_different_dtypes(form):
 
 def reports(dtype, form, device_pages, host_pages):
     pool = random_pool({"k": (8, 32), "v": (8, 32)}, 0, device_pages, dtype)
-    plane = Interpreter(pool, host_pages=host_pages, device_pages=device_pages, host_form=form, batch_pages=4)
+    plane = Interpreter(pool, host_pages=host_pages, device_pages=device_pages, **FORMS[form], batch_pages=4)
     plane.warm()
     return plane.programs(), plane.page_bytes
 
@@ -107,11 +106,9 @@ def test_a_program_that_is_not_in_place_is_reported(monkeypatch):
     assert any(report["pool_sized"] for report in plane.programs())
 
 
-@pytest.mark.parametrize(("form", "most"), [("slots", 2), ("arrays", 8)])
+@pytest.mark.parametrize(("form", "most"), [("slots", 2), ("arrays", 8), ("staged", 8)])
 def test_the_number_of_programs_is_bounded(form, most):
-    plane = Interpreter(
-        random_pool((4,), 0, 40, "int32"), host_pages=40, device_pages=40, host_form=form, batch_pages=8
-    )
+    plane = Interpreter(random_pool((4,), 0, 40, "int32"), host_pages=40, device_pages=40, **FORMS[form], batch_pages=8)
     for count in (1, 2, 3, 5, 8, 13, 31, 40):
         assert run(plane, backup(np.arange(count), np.arange(count))) == [True] * count
         assert run(plane, load_back(np.arange(count), np.arange(count))) == [True] * count

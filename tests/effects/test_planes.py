@@ -75,8 +75,20 @@ def test_a_transfer_ends_when_the_last_side_pool_has_it():
     plane.bind(CONFIG)
     plane.start(move(TransferKind.LOAD_BACK, [0], [1]))
     plane.start(replace(move(TransferKind.LOAD_BACK, [0], [1], pool=1), operation=4))
+    assert plane.poll() == []
+    assert plane.in_flight == 2
+    gate.holds = False
+    assert [done.pool for done in plane.poll()] == [0, 1]
+
+
+def test_a_backup_does_not_wait_for_those_of_other_pools():
+    gate = Holding(holds=True)
+    plane = planes(indexer=gate)
+    plane.bind(CONFIG)
+    plane.start(move(TransferKind.BACKUP, [0], [1]))
+    plane.start(replace(move(TransferKind.BACKUP, [0], [1], pool=1), operation=4))
+    plane.settle()
     assert [done.pool for done in plane.poll()] == [1]
-    assert plane.in_flight == 1
     gate.holds = False
     assert [done.pool for done in plane.poll()] == [0]
 

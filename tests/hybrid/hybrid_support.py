@@ -126,10 +126,7 @@ def new_hybrid(config, smallest=16):
 def settle_all(facade):
     """Wait for the bytes of every transfer in flight, so that the next poll depends on the gates alone."""
     for plane in facade.interpreters.values():
-        for flights in plane._flights.values():
-            for flight in flights:
-                for part in flight.parts:
-                    part.token.block_until_ready()
+        plane.settle()
 
 
 def value_of(pool, path):

@@ -114,6 +114,28 @@ def test_write_back_keeps_a_value_whose_page_stays_on_device(pool):
     drained_all(cache)
 
 
+@pytest.mark.parametrize("pool", ["kv", "indexer", "window", "state"])
+def test_a_load_back_in_steps_has_ended_when_all_pools_have(pool):
+    cache, gates = new_hybrid(window_and_state())
+    tokens = prompt(1, 3)
+    serve_hybrid(cache, tokens, {"window": range(3), "state": range(3)})
+    cache.drain()
+    cache.evict(3, rank=0)
+    dirty_all(cache)
+    gates[pool].holding = {TransferKind.LOAD_BACK}
+    match = cache.match(tokens)
+    loading = cache.begin_load_back(match)
+    cache.tick()
+    assert cache.loaded(loading) is None
+    gates[pool].holding = set()
+    cache.tick()
+    answer = cache.loaded(loading)
+    assert isinstance(answer, Load)
+    check_match(cache, tokens, match, answer)
+    conserved(cache)
+    drained_all(cache)
+
+
 @pytest.mark.parametrize("write", WritePolicy)
 def test_a_state_is_demoted_and_its_prefix_is_not_pruned(write):
     """Nodes were removed with their states instead of going to host; every stage is counted here."""

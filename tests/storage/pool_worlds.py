@@ -83,10 +83,7 @@ def new_hybrid(config=None):
 def settle_all(cache):
     """Wait for the bytes of every transfer in flight."""
     for plane in cache._driver.plane.planes.values():
-        for flights in plane._flights.values():
-            for flight in flights:
-                for part in flight.parts:
-                    part.token.block_until_ready()
+        plane.settle()
 
 
 def content(name, path):

@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import compiled, control, copies, device, pools, storage
+from benchmarks import compiled, control, copies, device, overlap, pools, storage
 
 
 def main() -> None:
@@ -16,7 +16,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes only, under a minute or two")
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
     parser.add_argument(
-        "--only", choices=["control", "pools", "copies", "storage", "device", "compiled"], help="one of the tables"
+        "--only",
+        choices=["control", "pools", "copies", "overlap", "storage", "device", "compiled"],
+        help="one of the tables",
     )
     parser.add_argument(
         "--async-dispatch",
@@ -44,6 +46,8 @@ def main() -> None:
         found["pools"] = pools.report(options.quick)
     if options.only in (None, "copies"):
         found["copies"] = copies.report(options.quick)
+    if options.only in (None, "overlap"):
+        found["overlap"] = overlap.report(options.quick)
     if options.only in (None, "storage"):
         found["storage"] = storage.report()
     if options.only == "device":

@@ -1,42 +1,42 @@
 """How fast pages move between the tiers, beside a plain copy of the same pages in the same run."""
 
-import time
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from purecache.effects import Interpreter, Transfer, TransferKind
+from purecache.doctor.paths import move, seconds
+from purecache.effects import Interpreter, TransferKind
 
 PAGE_KIB = (64, 256, 1024, 2048)
 DTYPES = ("float32", "bfloat16")
-FORMS: tuple[Literal["slots", "arrays"], ...] = ("slots", "arrays")
+PATHS = ("loop", "unrolled", "fused")
+"""Programs of the CPU backend: over slots, over arrays, and over arrays in the two steps that accelerators take."""
 BATCH_PAGES = 64
 
 
 def rows(quick: bool) -> list[dict[str, Any]]:
-    """One row per L2 form, dtype and page size.
+    """One row per path, dtype and page size.
 
     Each row has, for plain, backup and load_back, the rate of the fastest and of the median round in GB/s (1e9 bytes),
     and for the latter two the share of the plain copy at both. A round is one
     transfer of 64 pages, from the call to the last byte; its fixed cost is a part of what is measured.
     """
     found = []
-    for form in FORMS:
+    for path in PATHS:
         for dtype in DTYPES:
             for kib in PAGE_KIB:
-                found.append(measure(form, dtype, kib, rounds=15 if quick else 60))
+                found.append(measure(path, dtype, kib, rounds=15 if quick else 60))
     return found
 
 
-def measure(form: Literal["slots", "arrays"], dtype: str, kib: int, rounds: int) -> dict[str, Any]:
+def measure(path: str, dtype: str, kib: int, rounds: int) -> dict[str, Any]:
     """One row of `rows`."""
     pages = 2 * BATCH_PAGES
     width = (kib << 10) // np.dtype(dtype).itemsize
     pool = jax.jit(lambda: jnp.ones((pages, width), dtype))()
-    plane = Interpreter(pool, host_pages=pages, device_pages=pages, host_form=form, batch_pages=BATCH_PAGES)
+    plane = Interpreter(pool, host_pages=pages, device_pages=pages, copies=path, batch_pages=BATCH_PAGES)
     plane.warm()
     del pool
     original, copy = (aligned(pages, kib << 10) for _ in range(2))
@@ -44,11 +44,11 @@ def measure(form: Literal["slots", "arrays"], dtype: str, kib: int, rounds: int)
     generator = np.random.default_rng(0)
     for _ in range(3 + rounds):  # three to warm every destination
         ids = [generator.permutation(pages)[:BATCH_PAGES].astype(np.int32) for _ in range(2)]
-        times["plain"].append(timed(lambda ids=ids: plain(original, copy, *ids)))
-        times["backup"].append(timed(lambda ids=ids: moved(plane, TransferKind.BACKUP, *ids)))
-        times["load_back"].append(timed(lambda ids=ids: moved(plane, TransferKind.LOAD_BACK, *ids[::-1])))
+        times["plain"].append(seconds(lambda ids=ids: plain(original, copy, *ids)))
+        times["backup"].append(seconds(lambda ids=ids: move(plane, TransferKind.BACKUP, *ids)))
+        times["load_back"].append(seconds(lambda ids=ids: move(plane, TransferKind.LOAD_BACK, *ids[::-1])))
     size = BATCH_PAGES * (kib << 10)
-    row: dict[str, Any] = {"form": form, "dtype": dtype, "page_kib": kib}
+    row: dict[str, Any] = {"path": path, "dtype": dtype, "page_kib": kib}
     for name, taken in times.items():
         row[f"{name}_best"] = size / min(taken[3:]) / 1e9
         row[f"{name}_median"] = size / float(np.median(taken[3:])) / 1e9
@@ -71,26 +71,10 @@ def plain(original: np.ndarray, copy: np.ndarray, source: np.ndarray, target: np
         np.copyto(copy[written], original[read])
 
 
-def moved(plane: Interpreter, kind: TransferKind, source: np.ndarray, target: np.ndarray) -> None:
-    """One transfer, waited for until its last byte is there. Raises RuntimeError if a page of it failed."""
-    plane.start(Transfer(0, 0, kind, 0, source, target))
-    (done,) = plane.drain()
-    jax.block_until_ready(plane.pool)
-    if not done.ok.all():
-        raise RuntimeError(f"{kind.name} failed for {int((~done.ok).sum())} pages")
-
-
-def timed(action: Callable[[], None]) -> float:
-    """Seconds that `action` takes."""
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
 def report(quick: bool) -> list[dict[str, Any]]:
     """Print the table, and return its rows."""
     found = []
-    print("form    dtype     page KiB | plain      | backup     share       | load back  share     (GB/s best median)")
+    print("path     dtype     page KiB | plain      | backup     share       | load back  share     (GB/s best median)")
     for row in rows(quick):
         found.append(row)
         numbers = [
@@ -98,7 +82,7 @@ def report(quick: bool) -> list[dict[str, Any]]:
         ]
         shares = [f"{row[f'{n}_share_best']:4.2f} {row[f'{n}_share_median']:4.2f}" for n in ("backup", "load_back")]
         print(
-            f"{row['form']:7} {row['dtype']:9} {row['page_kib']:8} | {numbers[0]}"
+            f"{row['path']:8} {row['dtype']:9} {row['page_kib']:8} | {numbers[0]}"
             f" | {numbers[1]} {shares[0]} | {numbers[2]} {shares[1]}",
             flush=True,
         )

@@ -167,7 +167,7 @@ def verdict(report: Report) -> list[str]:
     if report.waiting:
         lines.append(
             f"Load backs: {report.warm.seconds:.1f} s with steps that go on while pages come,"
-            f" {report.waiting.seconds:.1f} s with steps that wait for them."
+            f" {report.waiting.seconds:.1f} s with steps that wait for them (the faster of two runs each, in turns)."
         )
     if "tokens_prefetched" in report.counters:
         read, written = report.counters["tokens_prefetched"], report.counters["stored_pages"]

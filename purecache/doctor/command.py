@@ -114,8 +114,10 @@ def _rate(row: dict[str, Any]) -> str:
     text = (
         f"{row['path']:22} {row['backup']:9.2f} {row['load_back']:9.2f}  {'exact' if row['exact'] else 'BITS CHANGED'}"
     )
-    temp = max(program["temp_bytes"] for program in row["programs"])
-    return f"{text}, {len(row['programs'])} programs, most temporary memory {temp / 1024:.0f} KiB"
+    programs = (
+        f"{each['name']} ({each['variant']} pages): {each['temp_bytes'] / 1024:.1f} KiB" for each in row["programs"]
+    )
+    return "\n    temporary memory: ".join([text, ", ".join(programs)])
 
 
 def _verdict(found: list[Finding], choice: str | None, measured: bool) -> str:

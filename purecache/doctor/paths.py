@@ -80,7 +80,7 @@ def measure(sample: Sample, route: Route, rounds: int) -> dict[str, Any]:
     for _ in range(1 + rounds):  # one to warm every destination
         ids = [generator.permutation(sample.pages)[: sample.batch].astype(np.int32) for _ in range(2)]
         for kind, (source, target) in ((TransferKind.BACKUP, ids), (TransferKind.LOAD_BACK, ids[::-1])):
-            times[kind].append(_seconds(lambda kind=kind, s=source, t=target: _move(plane, kind, s, t)))
+            times[kind].append(seconds(lambda kind=kind, s=source, t=target: move(plane, kind, s, t)))
     size = sample.batch * sample.page_bytes
     return {
         "backup": size / min(times[TransferKind.BACKUP][1:]) / 1e9,
@@ -102,13 +102,14 @@ def _exact(plane: Interpreter, sample: Sample) -> bool:
     half = sample.pages // 2
     low, high = np.arange(half, dtype=np.int32), np.arange(half, 2 * half, dtype=np.int32)
     before = [np.array(array)[:half].view(np.uint8) for array in plane.pool]
-    _move(plane, TransferKind.BACKUP, low, high)
-    _move(plane, TransferKind.LOAD_BACK, high, high)
+    move(plane, TransferKind.BACKUP, low, high)
+    move(plane, TransferKind.LOAD_BACK, high, high)
     after = [np.array(array)[half : 2 * half].view(np.uint8) for array in plane.pool]
     return all(bool((a == b).all()) for a, b in zip(after, before, strict=True))
 
 
-def _move(plane: Interpreter, kind: TransferKind, source: np.ndarray, target: np.ndarray) -> None:
+def move(plane: Interpreter, kind: TransferKind, source: np.ndarray, target: np.ndarray) -> None:
+    """One transfer, waited for until its last byte is there. Raises RuntimeError if a page of it failed."""
     plane.start(Transfer(0, 0, kind, 0, source, target))
     (done,) = plane.drain()
     jax.block_until_ready(plane.pool)
@@ -118,7 +119,7 @@ def _move(plane: Interpreter, kind: TransferKind, source: np.ndarray, target: np
 
 def _plain(sample: Sample, rounds: int) -> dict[str, Any]:
     source, target = (np.ones((sample.batch, sample.page_bytes), np.uint8) for _ in range(2))
-    best = min(_seconds(lambda: np.copyto(target, source)) for _ in range(1 + rounds))
+    best = min(seconds(lambda: np.copyto(target, source)) for _ in range(1 + rounds))
     return {"rate": source.nbytes / best / 1e9}
 
 
@@ -133,7 +134,8 @@ def _on_device(sample: Sample, rounds: int) -> dict[str, Any]:
     return {"rate": array.nbytes / best / 1e9}
 
 
-def _seconds(action: Callable[[], None]) -> float:
+def seconds(action: Callable[[], None]) -> float:
+    """Seconds that `action` takes."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start

@@ -28,8 +28,8 @@ _COPIES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 # once the pages held fall this far below their highest number: 64 MiB take about ten milliseconds to hand back.
 _SLACK_BYTES = 64 << 20
 
-# Copies are unrolled, and XLA:CPU takes 40 to 130 ms to compile one (a leaf of a page): most of them in one program.
-_UNROLLED_COPIES = 16
+# Copies are unrolled: most leaves of pages in a program. XLA:CPU takes 40 to 130 ms to compile one, a TPU kernel 4 ms.
+_UNROLLED_COPIES, _UNROLLED_ON_DEVICES = 16, 512
 
 
 class Landed:
@@ -57,7 +57,8 @@ class HostArrays:
         self._layout = layout
         self._copies = _COPIES[route.programs]
         self._kernels = route.programs == "dma"
-        most = max(1, min(batch_pages, _UNROLLED_COPIES // len(layout.leaves))) if layout.on_cpu else batch_pages
+        unrolled = _UNROLLED_COPIES if layout.on_cpu else _UNROLLED_ON_DEVICES
+        most = max(1, min(batch_pages, unrolled // len(layout.leaves)))
         self._variants = [1 << bit for bit in range(most.bit_length())]
         self._groups = groups_of(layout.leaves)
         self._host, self._device = (

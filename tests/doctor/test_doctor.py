@@ -112,7 +112,7 @@ def test_a_path_that_a_backend_cannot_do_is_told(monkeypatch):
 
 def test_wrong_bytes_are_found(monkeypatch):
     sample = Sample(1, (2, 8), "int32", 4, 2)
-    move = paths._move
+    move = paths.move
 
     def wrong(plane, kind, source, target):
         move(plane, kind, source, target)
@@ -120,7 +120,7 @@ def test_wrong_bytes_are_found(monkeypatch):
 
     route = routes(describe(sample.pool(), 0, 4))[0]
     assert measure(sample, route, 1)["exact"] is True
-    monkeypatch.setattr(paths, "_move", wrong)
+    monkeypatch.setattr(paths, "move", wrong)
     assert measure(sample, route, 1)["exact"] is False
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from purecache.effects import kernels
-from purecache.effects.kernels import dma_join, dma_pages, dma_split, on_every_device, split_on_every_device
+from purecache.effects.kernels import (
+    dma_join,
+    dma_pages,
+    dma_split,
+    join_on_every_device,
+    on_every_device,
+    split_on_every_device,
+)
 from purecache.effects.page_arrays import gather_pages, groups_of, scatter_pages
 from purecache.effects.pools import describe
 
@@ -252,3 +260,27 @@ def test_tokens_count_the_pages_of_each_shard(found):
     assert found["heads"]["token"] == 3
     assert found["ranks"]["token"] == [0, 3]
     assert found["apart"]["token"] == 3
+
+
+@pytest.mark.parametrize("copy", ["scatter", "split", "join"])
+def test_kernels_can_be_exported_for_a_tpu(copy):
+    """Lowered by Pallas for the platform, without its compiler: one custom call, whose outputs alias the pool."""
+    pool = {name: jax.ShapeDtypeStruct((PAGES, 16, 256), np.int32) for name in ("k", "v")}
+    layout = describe(jax.tree.map(lambda each: jnp.zeros(each.shape, each.dtype), pool), 0, PAGES)
+    groups, given = groups_of(layout.leaves), tuple(pool.values())
+    ids, count = jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)
+    staged = tuple(jax.ShapeDtypeStruct((2, 16, 256), np.int32) for _ in pool)
+    pages = ((jax.ShapeDtypeStruct((2, 16, 256), np.int32),),) * 2
+    shared = {"leaves": layout.leaves, "groups": groups}
+    if copy == "scatter":
+        function = on_every_device(partial(dma_pages, leaves=layout.leaves), layout, 2, PAGES)
+        arguments = (given, staged, ids, ids, count)
+    elif copy == "split":
+        function, arguments = split_on_every_device(partial(dma_split, **shared), layout, groups), (given, ids)
+    else:
+        function, arguments = join_on_every_device(partial(dma_join, **shared), layout, groups), (given, pages, ids)
+    exported = jax.export.export(jax.jit(function), platforms=["tpu"])(*arguments)
+    text = exported.mlir_module()
+    assert exported.platforms == ("tpu",)
+    assert text.count("@tpu_custom_call") == 1
+    assert ("output_operand_alias" in text) == (copy != "split")

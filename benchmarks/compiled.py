@@ -22,16 +22,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from purecache.effects.copies import copy_from_slots, copy_to_slots
-from purecache.effects.kernels import (
-    ANY,
-    HOST,
-    dma_join,
-    dma_pages,
-    dma_split,
-    join_on_every_device,
-    on_every_device,
-    split_on_every_device,
-)
+from purecache.effects.kernel_meshes import join_on_every_device, on_every_device, split_on_every_device
+from purecache.effects.kernels import ANY, HOST, dma_join, dma_pages, dma_split
 from purecache.effects.page_arrays import gather_pages, groups_of, join_pages, scatter_pages, split_pages
 from purecache.effects.pools import Leaf, PoolLayout
 from purecache.effects.programs import pool_sized_instructions

@@ -1,6 +1,7 @@
 """The one owner of the current state: runs transitions, carries out their effects, feeds completions back."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -109,7 +110,9 @@ class Driver:
         self._read: tuple[Any, np.ndarray] = None, np.zeros(0, np.int32)
         """The books that were read last, and the copy: schedulers ask for sizes many times between two transitions."""
         self._handled: Any = None
-        """The last answer whose transfers were started: an interrupt may come in between."""
+        """The last answer whose transfers were started: an interrupt, or an error of the plane, may come in between."""
+        self._planned: tuple[Any, deque[Transfer]] = None, deque()
+        """The answer whose transfers are being started, and those that are left."""
         self._program: Any = None
         """The program that answered."""
         self._check_laws = check_laws
@@ -143,12 +146,16 @@ class Driver:
         """Start the transfers that the last transition asks for, all of them; returns its reply."""
         vector = self._current[0][1]
         effects, reply = self._program.answer(vector)
-        self.copied = True
+        if vector is not self._planned[0]:
+            self.copied = True
         if any(transfers.operation.max() >= 0 for transfers in effects):
             with DeferredInterrupts():
-                for transfers in effects:
-                    self._start(transfers)
-                self._handled = vector
+                if vector is not self._planned[0]:
+                    self._planned = vector, deque(each for transfers in effects for each in self._listed(transfers))
+                left = self._planned[1]
+                while left:
+                    self._start(left[0])  # what it raises is a mistake of the caller: the next call begins here
+                    left.popleft()
         self._handled = vector
         return reply
 
@@ -156,14 +163,15 @@ class Driver:
         """End the operations whose transfers have ended; pages published, by operation and generation."""
         published = {}
         while True:
-            for done in self.plane.drain() if wait else self.plane.poll():
+            completions = self.plane.drain() if wait else self.plane.poll()
+            for done in completions:
                 kind = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
                 where = (done.rank, done.pages) if done.pool else ()
                 reply = self.end(of_pool(kind, done.pool), done.operation, done.generation, done.ok, *where)
                 published[done.operation, done.generation] = reply.number
                 if self.storage is not None and done.kind == TransferKind.BACKUP and reply.number:
                     self.storage.store(Node(reply.node, reply.clock))
-            if not (wait and self.plane.in_flight):
+            if not (wait and completions and self.plane.in_flight):
                 return published
 
     def hurry(self) -> None:
@@ -252,17 +260,12 @@ class Driver:
     def _state(self) -> CacheState:
         return jax.tree.unflatten(self._structure, self._current[0][0])
 
-    def _start(self, transfers: Any) -> None:
+    def _listed(self, transfers: Any) -> Iterator[Transfer]:
+        """The transfers of one effect: one per operation, or per page that is copied within a pool."""
         used = np.flatnonzero(transfers.operation != NONE)
-        if not len(used):
-            return
         operations = transfers.operation[used]
-        for part in np.split(used, np.flatnonzero(np.diff(operations)) + 1):
-            if transfers.kind == TransferKind.COPY:
-                source, target = (int(pages[part[0]]) for pages in (transfers.source, transfers.target))
-                self.copied &= self.plane.copy(source, target, transfers.rank, *self._naming(transfers.pool))
-                continue
-            transfer = Transfer(
+        for part in np.split(used, np.flatnonzero(np.diff(operations)) + 1) if len(used) else ():
+            yield Transfer(
                 operation=int(transfers.operation[part[0]]),
                 generation=int(transfers.generation[part[0]]),
                 kind=TransferKind(transfers.kind),
@@ -271,7 +274,12 @@ class Driver:
                 target=transfers.target[part],
                 pool=transfers.pool,
             )
-            if transfer.kind == TransferKind.STORE:
-                self.storage.write(transfer)
-            else:
-                self.plane.start(transfer)
+
+    def _start(self, transfer: Transfer) -> None:
+        if transfer.kind == TransferKind.COPY:
+            source, target = int(transfer.source[0]), int(transfer.target[0])
+            self.copied &= self.plane.copy(source, target, transfer.rank, *self._naming(transfer.pool))
+        elif transfer.kind == TransferKind.STORE:
+            self.storage.write(transfer)
+        else:
+            self.plane.start(transfer)

@@ -49,14 +49,18 @@ class DevicePool:
         """Whether the pool may be used now: no step has it, as far as can be seen."""
         return self._owner is not None or self.arrays is None or not any_deleted(self.arrays)
 
+    def check(self) -> None:
+        """Raises PoolGoneError if the pool was donated and not put back."""
+        if not self.is_there:
+            raise PoolGoneError("the device pool was donated to a step: assign the pool that came out of it first")
+
     def use(self, action: Callable[[], None], writes: bool) -> None:
         """Run `action` while `arrays` are at hand; `writes`: it may replace them.
 
         Raises PoolGoneError if they were donated and not put back. An owner's pool that can't be used is None.
         """
         if self._owner is None:
-            if not self.is_there:
-                raise PoolGoneError("the device pool was donated to a step: assign the pool that came out of it first")
+            self.check()
             action()
             return
         with self._owner.access():

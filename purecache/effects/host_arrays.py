@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from purecache.effects.host_tier import Arrays
-from purecache.effects.kernels import dma_join, dma_split, join_on_every_device, split_on_every_device
+from purecache.effects.kernel_meshes import join_on_every_device, split_on_every_device
+from purecache.effects.kernels import dma_join, dma_split
 from purecache.effects.page_arrays import gather_pages, groups_of, join_pages, scatter_pages, split_pages
 from purecache.effects.pools import PoolLayout
 from purecache.effects.programs import Program, ProgramTable, shape_of

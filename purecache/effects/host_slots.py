@@ -10,7 +10,8 @@ import numpy as np
 
 from purecache.effects.copies import copy_from_slots, copy_to_slots, within_shards
 from purecache.effects.host_tier import Arrays
-from purecache.effects.kernels import ANY, HOST, dma_pages, on_every_device
+from purecache.effects.kernel_meshes import on_every_device
+from purecache.effects.kernels import ANY, HOST, dma_pages
 from purecache.effects.pools import PoolLayout, any_deleted, zero_host_pool
 from purecache.effects.programs import Program, ProgramTable, shape_of
 from purecache.effects.table import Route

@@ -142,14 +142,25 @@ class Interpreter:
         range, repeated targets or lengths that differ, PoolGoneError if the pool was donated and not put back,
         RuntimeError from a second thread.
         """
-        self._check_thread()
-        transfer = checked_transfer(transfer, self._ranks, self._device_pages, self._host_pages)
+        transfer = self.check(transfer)
         with DeferredInterrupts():
-            if transfer.kind is TransferKind.LOAD_BACK and self.route.staged:
+            if self._is_staged(transfer):
                 self._begin(transfer)
                 self._flights.fetch(whole=not self.commit_alone)
             else:
                 self._pool.use(lambda: self._begin(transfer), writes=transfer.kind is TransferKind.LOAD_BACK)
+
+    def check(self, transfer: Transfer) -> Transfer:
+        """Raise what `start` would raise; returns `transfer` with private copies of its ids."""
+        self._check_thread()
+        checked = checked_transfer(transfer, self._ranks, self._device_pages, self._host_pages)
+        if not self._is_staged(checked):
+            self._pool.check()
+        return checked
+
+    def _is_staged(self, transfer: Transfer) -> bool:
+        """Whether its start leaves the pool alone."""
+        return transfer.kind is TransferKind.LOAD_BACK and self.route.staged
 
     def _begin(self, transfer: Transfer) -> None:
         flight = self._flights.open(transfer)

@@ -4,7 +4,7 @@ The functions have the contracts of their twins in `copies.py` and `page_arrays.
 exchange them. A kernel moves bits as they are: a leaf must have its device dtype on both sides. On a TPU the page axis
 must come before the last two axes, and `tpu_shapes` says which pools need a copy of all of it before the kernel starts.
 
-Compile them through `on_every_device` and its like, for one device too: their mesh tells the compiler of kernels what
+Compile them through `kernel_meshes`, for one device too: their mesh tells the compiler of kernels what
 device it compiles for, which otherwise is the default device of the process.
 """
 
@@ -17,10 +17,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 
-from purecache.effects.copies import within_shards
-from purecache.effects.pools import Leaf, PoolLayout
+from purecache.effects.pools import Leaf
 
 Arrays = tuple[jax.Array, ...]
 Interpret = bool | pltpu.InterpretParams
@@ -173,52 +171,6 @@ def dma_join(
     return tuple(arrays), token[0]
 
 
-def on_every_device(
-    function: Callable[..., tuple[Arrays, jax.Array]], layout: PoolLayout, read: int, written: int
-) -> Callable[..., tuple[Arrays, jax.Array]]:
-    """`dma_pages` (all but its five arrays bound) for arrays spread over the devices of a mesh as `layout` says.
-
-    read, written: pages of the arrays on either side, over all shards. Every device copies its part of the pages;
-    nothing moves between devices. Where the page axis is spread this is `within_shards`, with its rules for ids and
-    its second result; elsewhere the ids are global and the second result is an int32[].
-    Raises ValueError if the leaves are on several meshes, or have page axes spread in a way that needs other devices.
-    """
-    if layout.shards:
-        return within_shards(function, layout, read, written)
-    specs, ids = _specs(layout), PartitionSpec()
-    return _sharded(function, layout, (specs, specs, ids, ids, ids), (specs, ids))
-
-
-def split_on_every_device(
-    function: Callable[..., tuple[tuple[Arrays, ...], jax.Array]], layout: PoolLayout, groups: Sequence[Sequence[int]]
-) -> Callable[..., tuple[tuple[Arrays, ...], jax.Array]]:
-    """`dma_split` (all but its two arrays bound) for leaves spread over devices, but not along their page axis.
-
-    Raises ValueError as `on_every_device` does, and if a page axis is spread: a page is then on one of the devices
-    only. `copies.split_pages` is for that.
-    """
-    specs, page = _specs(layout), _page_specs(layout, groups)
-
-    def split(device: Arrays, source: jax.Array) -> Any:
-        out = ((page,) * len(source), PartitionSpec())
-        return _sharded(function, layout, (specs, PartitionSpec()), out)(device, source)
-
-    return split
-
-
-def join_on_every_device(
-    function: Callable[..., tuple[Arrays, jax.Array]], layout: PoolLayout, groups: Sequence[Sequence[int]]
-) -> Callable[..., tuple[Arrays, jax.Array]]:
-    """`dma_join` (all but its three arrays bound), as `split_on_every_device`."""
-    specs, page = _specs(layout), _page_specs(layout, groups)
-
-    def join(device: Arrays, pages: tuple[Arrays, ...], target: jax.Array) -> Any:
-        given = (specs, (page,) * len(pages), PartitionSpec())
-        return _sharded(function, layout, given, (specs, PartitionSpec()))(device, pages, target)
-
-    return join
-
-
 _TOKEN = jax.ShapeDtypeStruct((1,), jnp.int32)
 
 
@@ -333,25 +285,3 @@ def _places(leaves: Sequence[Leaf], groups: Sequence[Sequence[int]]) -> dict[int
     if sorted(places) != list(range(len(leaves))):
         raise ValueError(f"groups {groups} are not all of {len(leaves)} leaves")
     return places
-
-
-def _specs(layout: PoolLayout) -> tuple[PartitionSpec, ...]:
-    """Where the leaves of pools with whole page axes are."""
-    for leaf in layout.leaves:
-        spec = leaf.host_sharding.spec
-        if leaf.axis < len(spec) and spec[leaf.axis] is not None:
-            raise ValueError(f"{leaf.name} has its page axis spread over {spec[leaf.axis]}: this needs other devices")
-        if leaf.host_sharding.mesh != layout.leaves[0].host_sharding.mesh:
-            raise ValueError(f"{leaf.name} is on another mesh than {layout.leaves[0].name}")
-    return tuple(leaf.host_sharding.spec for leaf in layout.leaves)
-
-
-def _page_specs(layout: PoolLayout, groups: Sequence[Sequence[int]]) -> tuple[PartitionSpec, ...]:
-    return tuple(layout.leaves[group[0]].host_sharding.spec for group in groups)
-
-
-def _sharded(function: Callable[..., Any], layout: PoolLayout, given: Any, results: Any) -> Callable[..., Any]:
-    # On one device too: see the top of this file.
-    # The second result is the same on every device, which the types of a kernel do not say.
-    mesh = layout.leaves[0].host_sharding.mesh
-    return jax.shard_map(function, mesh=mesh, in_specs=given, out_specs=results, check_vma=False)

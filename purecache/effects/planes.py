@@ -77,6 +77,8 @@ class Planes:
     def start(self, transfer: Transfer) -> None:
         """Dispatch the copies of `transfer` in every pool that it is about; see `Interpreter.start`."""
         names = self._groups[transfer.pool]
+        for name in names:  # so that none starts if one can't
+            self.planes[name].check(transfer)
         key = (transfer.operation, transfer.generation)
         self._open[key] = _Open(transfer, len(names), np.ones(len(transfer.target), bool))
         for name in names:

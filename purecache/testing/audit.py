@@ -1,17 +1,28 @@
 """Who owns which slot, seen from outside of a cache; and whether what it has cached is right."""
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from purecache.testing.device import check_bytes
 from purecache.testing.pools import marks_of
 
-if TYPE_CHECKING:
-    from purecache.testing.scheduling import Scheduling
+
+class Audited(Protocol):
+    """What is looked at of a scheduler's life; see `Scheduling`."""
+
+    caller: Any
+    allocator: Any
+    cache: Any
+    host: Any
+    pool: Any
+    rows: Any
+    requests: Any
+    page_size: int
+    is_eagle: bool
 
 
-def audit(run: "Scheduling") -> None:
+def audit(run: Audited) -> None:
     """Every slot is free, or a request's own, or the cache's; and the cache counts its own right."""
     sizes = run.caller.sizes()
     for rank, (free, evictable, protected) in enumerate(sizes):
@@ -33,7 +44,7 @@ def audit(run: "Scheduling") -> None:
         assert 0 <= free <= total, f"{free} of {total} host pages are free"
 
 
-def _requests_slots(run: "Scheduling", rank: int, taken: np.ndarray) -> tuple[set[int], set[int]]:
+def _requests_slots(run: Audited, rank: int, taken: np.ndarray) -> tuple[set[int], set[int]]:
     """The slots that are requests' own, and those of the cache that requests use."""
     own: set[int] = set()
     used: set[int] = set()
@@ -56,7 +67,7 @@ def _requests_slots(run: "Scheduling", rank: int, taken: np.ndarray) -> tuple[se
     return own, used
 
 
-def audit_contents(run: "Scheduling") -> None:
+def audit_contents(run: Audited) -> None:
     """When idle: nothing is locked; prefixes of all requests so far have the right bytes; nothing else is cached."""
     for rank, (_, evictable, protected) in enumerate(run.caller.sizes()):
         assert protected == 0, f"rank {rank}: nothing runs, but {protected} slots are protected: a lock was not undone"

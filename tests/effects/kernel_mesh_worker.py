@@ -8,14 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from purecache.effects.kernels import (
-    dma_join,
-    dma_pages,
-    dma_split,
-    join_on_every_device,
-    on_every_device,
-    split_on_every_device,
-)
+from purecache.effects.kernel_meshes import join_on_every_device, on_every_device, split_on_every_device
+from purecache.effects.kernels import dma_join, dma_pages, dma_split
 from purecache.effects.page_arrays import groups_of
 from purecache.effects.pools import describe
 

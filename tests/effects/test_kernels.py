@@ -18,14 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from purecache.effects import kernels
-from purecache.effects.kernels import (
-    dma_join,
-    dma_pages,
-    dma_split,
-    join_on_every_device,
-    on_every_device,
-    split_on_every_device,
-)
+from purecache.effects.kernel_meshes import join_on_every_device, on_every_device, split_on_every_device
+from purecache.effects.kernels import dma_join, dma_pages, dma_split
 from purecache.effects.page_arrays import gather_pages, groups_of, scatter_pages
 from purecache.effects.pools import describe
 

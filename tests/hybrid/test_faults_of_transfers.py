@@ -1,5 +1,7 @@
 """What went wrong in other caches when values of several pools went to host and back, as what must hold here."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hybrid_scheduling import (
@@ -18,6 +20,7 @@ from hybrid_scheduling import (
 from hybrid_support import new_hybrid, settle_all, wide_pages, window_and_state
 
 from purecache.answers import Load, Refusal
+from purecache.effects import PoolGoneError
 from purecache.state import NONE, Tier, WritePolicy
 from purecache.state.layout import Account
 from purecache.transitions import Status, TransferKind
@@ -283,3 +286,25 @@ def test_the_books_of_every_pool_balance_all_the_time(write):
     assert lent_pages(cache) == {}
     gates["window"].holding = set()
     drained_all(cache)
+
+
+@pytest.mark.parametrize("gone", ["kv", "indexer", "window", "state"])
+def test_transfers_that_met_a_donated_pool_are_started_once_it_is_back(gone):
+    """Of several transfers, or several pools, some had been started when another pool was found to be gone."""
+    cache, _ = new_hybrid(window_and_state())
+    pool, plane, tokens = cache.pools[gone], cache.interpreters[gone], prompt(1, 3)
+    before = {name: each.counters()["pages_backed_up"] for name, each in cache.interpreters.items()}
+    for array in jax.tree.leaves(pool):
+        array.delete()
+    values = {name: cache.allocate(3, pool=name) for name in ("window", "state")}
+    with pytest.raises(PoolGoneError):
+        cache.insert(tokens, cache.allocate(3), values=values)
+    plane.pool = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), pool)
+    assert cache.peek(tokens).device_length == len(tokens)
+    cache.drain()
+    assert cache._driver.plane.in_flight == 0
+    moved = {name: each.counters()["pages_backed_up"] - before[name] for name, each in cache.interpreters.items()}
+    assert moved == dict.fromkeys(moved, 3)
+    assert cache.evict(3) == 3
+    assert cache.peek(tokens).length == len(tokens)
+    assert cache.violations() == []

@@ -60,6 +60,8 @@ class BookkeepingPlane:
     def hurry(self) -> None:
         """Nothing waits."""
 
+    settle = hurry
+
     def drop_host(self, pages: np.ndarray, rank: int, pool: int = 0) -> None:
         """Nothing to drop."""
 
@@ -161,18 +163,25 @@ class Driver:
 
     def complete(self, wait: bool = False) -> dict[tuple[int, int], int]:
         """End the operations whose transfers have ended; pages published, by operation and generation."""
-        published = {}
+        published: dict[tuple[int, int], int] = {}
         while True:
-            completions = self.plane.drain() if wait else self.plane.poll()
-            for done in completions:
-                kind = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
-                where = (done.rank, done.pages) if done.pool else ()
-                reply = self.end(of_pool(kind, done.pool), done.operation, done.generation, done.ok, *where)
-                published[done.operation, done.generation] = reply.number
-                if self.storage is not None and done.kind == TransferKind.BACKUP and reply.number:
-                    self.storage.store(Node(reply.node, reply.clock))
+            if wait:
+                self.plane.settle()  # the one wait; what it waited for must not get lost by an interrupt
+            with DeferredInterrupts():
+                completions = self.plane.drain() if wait else self.plane.poll()
+                for done in completions:
+                    published[done.operation, done.generation] = self._ended(done)
             if not (wait and completions and self.plane.in_flight):
                 return published
+
+    def _ended(self, done: Completion) -> int:
+        """End one operation; returns the pages published."""
+        kind = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
+        where = (done.rank, done.pages) if done.pool else ()
+        reply = self.end(of_pool(kind, done.pool), done.operation, done.generation, done.ok, *where)
+        if self.storage is not None and done.kind == TransferKind.BACKUP and reply.number:
+            self.storage.store(Node(reply.node, reply.clock))
+        return reply.number
 
     def hurry(self) -> None:
         """Put every load back that was begun into the device pool now, and end it."""

@@ -4,9 +4,13 @@ Compiled programs are kept on disk: the workers of one run, the processes that t
 All of them use the CPU backend, whatever the machine has: accelerators are the business of `purecache doctor`.
 """
 
+import ctypes
+import gc
 import os
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,3 +22,39 @@ settings.register_profile("default", max_examples=60, stateful_step_count=40, **
 settings.register_profile("soak", max_examples=400, stateful_step_count=50, **COMMON)
 settings.register_profile("deep", max_examples=5000, stateful_step_count=60, **COMMON)
 settings.load_profile(os.environ.get("PURECACHE_HYPOTHESIS", "default"))
+
+MOST_BYTES = 4 << 30
+"""Resident memory of a worker beyond which it drops its compiled programs. They come back from disk."""
+KEPT = (
+    ("purecache.programs", "_compiled"),
+    ("purecache.effects.programs", "_compiled"),
+    ("support", "_TABLES"),
+    ("support", "_PLANES"),
+    ("hybrid_support", "_PLANES"),
+    ("pool_worlds", "_PLANES"),
+)
+"""What holds compiled programs for the tests that follow: (module, name of a dictionary)."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_for_the_next_module():
+    """Compiled programs of all modules together take more memory than two workers have."""
+    yield
+    if resident_bytes() < MOST_BYTES:
+        return
+    for module, name in KEPT:
+        getattr(sys.modules.get(module), name, {}).clear()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes():
+    """Of this process; 0 where that is not told."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

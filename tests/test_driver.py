@@ -55,3 +55,23 @@ def test_an_interrupt_before_the_transfers_starts_them_with_the_next_call(monkey
     for page, depth in zip(load.pages, (1, 2), strict=True):
         np.testing.assert_array_equal(read_page(cache, 0, page), content(path_of(cache.config, AB)[: depth + 1]))
     assert cache.violations() == []
+
+
+def test_an_interrupt_while_completions_are_dealt_with_loses_none(monkeypatch):
+    cache, _ = new_cache(tiny())
+    serve(cache, AB)
+    settle(cache)
+    poll = cache._driver.plane.poll
+
+    def interrupted():
+        found = poll()
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(cache._driver.plane, "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.tick()
+    monkeypatch.undo()
+    assert cache.evict(4) == 2
+    assert cache.peek(AB).length == 4
+    assert cache.violations() == []

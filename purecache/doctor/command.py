@@ -40,8 +40,10 @@ def run(options: argparse.Namespace) -> int:
     out = sys.stderr if options.json == "-" else sys.stdout
     try:
         sample = Sample(options.layers, options.page_shape, options.dtype, options.pages, options.batch)
-        if not (0 < sample.batch <= sample.pages and sample.layers > 0 and options.rounds > 0):
-            raise ValueError("--layers and --rounds must be at least 1, and --batch between 1 and --pages")
+        if not (0 < sample.batch <= sample.pages and min(sample.layers, options.rounds, *sample.page_shape) > 0):
+            raise ValueError("--layers, --rounds and sizes must be at least 1, and --batch between 1 and --pages")
+        if sample.pages < 2:
+            raise ValueError("--pages must be at least 2: one half of the pool is copied to the other")
         layout = describe(sample.pool(), 0, sample.pages)
     except (ValueError, TypeError) as problem:
         print(f"purecache doctor: {problem}", file=sys.stderr)

@@ -142,6 +142,10 @@ class AgreedPlane:
                 ended += self._settle()
         return ended
 
+    def settle(self) -> None:
+        """Wait for the bytes of everything in flight in this process; see `Interpreter.settle`."""
+        self.plane.settle()
+
     def hurry(self) -> None:
         """Put every load back into the pool now, see `Interpreter.hurry`; how that ends is agreed on by `poll`."""
         self._note(5)

@@ -13,7 +13,7 @@ from purecache.effects.transfers import Transfer
 from purecache.transitions import TransferKind
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """One dispatched program of a backup."""
 
@@ -25,7 +25,7 @@ class Part:
     """Of the tier, at dispatch."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Fetch:
     """Pages of a load back that are not in the pool yet."""
 
@@ -48,7 +48,7 @@ class Fetch:
         return True
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
     """A started transfer that was not reported yet."""
 

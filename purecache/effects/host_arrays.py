@@ -59,7 +59,7 @@ class HostArrays:
         self._copies = _COPIES[route.programs]
         self._kernels = route.programs == "dma"
         unrolled = _UNROLLED_COPIES if layout.on_cpu else _UNROLLED_ON_DEVICES
-        most = max(1, min(batch_pages, unrolled // len(layout.leaves)))
+        most = max(1, min(batch_pages, unrolled // len(layout.leaves), staging_pages if route.staged else batch_pages))
         self._variants = [1 << bit for bit in range(most.bit_length())]
         self._groups = groups_of(layout.leaves)
         self._host, self._device = (
@@ -119,12 +119,14 @@ class HostArrays:
     def drop(self, pages: np.ndarray) -> None:
         """Forget the arrays. An unfinished copy keeps the memory it needs until it is done."""
         self._forget(pages)
+        self._wait_for_staging(0)
         if (self._peak - self._held) * self._layout.page_bytes >= _SLACK_BYTES:
             self._hand_back()
 
     def reset(self) -> None:
         """Forget all arrays and hand their memory back."""
         self._forget(np.arange(len(self._pages)))
+        self._leaving.clear()
         self._hand_back()
 
     def warm(self, progress: Callable[[int, int, str], None] | None) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from purecache.effects.pools import HostMemory, PoolLayout, describe, zero_host_pool
-from purecache.effects.table import Route
 
 try:
     import resource
@@ -28,7 +27,7 @@ def locked_memory_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def checked_memory(layout: PoolLayout, route: Route, kind: HostMemory, force: bool) -> None:
+def checked_memory(layout: PoolLayout, staged: bool, kind: HostMemory, force: bool) -> None:
     """Raises ValueError for a kind of host memory that a pool's pages should not be in.
 
     Pages in unpinned memory have come back changed from a TPU when they were bf16: that takes `force`. And a program
@@ -38,7 +37,7 @@ def checked_memory(layout: PoolLayout, route: Route, kind: HostMemory, force: bo
         raise ValueError(f"host_memory is {kind!r}, expected 'pinned_host' or 'unpinned_host'")
     if kind == "pinned_host":
         return
-    if not (layout.on_cpu or route.staged):
+    if not (layout.on_cpu or staged):
         raise ValueError(f"host_memory 'unpinned_host' needs host_form 'arrays' on {layout.platform}")
     for leaf in layout.leaves:
         if leaf.dtype == jnp.bfloat16 and not force:

@@ -69,9 +69,9 @@ class Interpreter:
             arrays per page, whose memory goes back when pages are dropped. copies: names programs of `table.ROUTES`.
             None: what that table says. host_memory, force_unpinned: see `checked_memory`. batch_pages: most pages per
             program ("arrays" takes fewer for a pool of many leaves). staging_pages: most pages on their way in each
-            direction, if programs are staged: they take so much device memory. owner: who keeps the pool, if somebody
-            else does: it is asked for it before every transfer, and a pool that it can't give is a miss. Else assign
-            to `pool`.
+            direction, if programs are staged: they take so much device memory (`hurry` takes what it needs). owner: who
+            keeps the pool, if somebody else does: it is asked for it before every transfer, and a pool that it can't
+            give is a miss. Else assign to `pool`.
         Raises ValueError for a pool or number that does not fit, HostMemoryError for more host pages than there is
         memory for.
         """
@@ -83,7 +83,7 @@ class Interpreter:
         """The row of the table that its copies are made by."""
         if problem := trouble(self._layout, self.route):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
-        checked_memory(self._layout, self.route, host_memory, force_unpinned)
+        checked_memory(self._layout, self.route.staged, host_memory, force_unpinned)
         self._pool = DevicePool(self._layout, pool, owner)
         sizes = ranks * host_pages, positive("batch_pages", batch_pages)
         staging = positive("staging_pages", staging_pages)

@@ -29,7 +29,9 @@ class LoadBacks:
             self._pool.use(self._all, writes=True)
 
     def fetched(self) -> dict[tuple[int, int], bool]:
-        """See `Interpreter.fetched`."""
+        """See `Interpreter.fetched`. None while a step has the pool, which `commit` could then not write."""
+        if not self._pool.is_there:
+            return {}
         found = {flight.key: (flight, [fetch.arrived() for fetch in flight.fetches]) for flight in self._waiting()}
         return {
             key: all(arrived) and sum(len(fetch.where) for fetch in flight.fetches) == len(flight.ok)

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from purecache.effects.copies import from_carrier, to_carrier
+from purecache.effects.host_memory import checked_memory
 from purecache.effects.pools import HostMemory, Leaf, PoolLayout, describe, spread_over
 from purecache.effects.programs import ProgramTable, shape_of
 
@@ -40,13 +41,20 @@ class PageSet:
 
 
 def pages_to_host(
-    pool: Any, pages: np.ndarray, *, page_axis: Any = 0, host_memory: HostMemory = "pinned_host"
+    pool: Any,
+    pages: np.ndarray,
+    *,
+    page_axis: Any = 0,
+    host_memory: HostMemory = "pinned_host",
+    force_unpinned: bool = False,
 ) -> PageSet:
     """Copy `pages` (int32[n], ids over all ranks) of a pool to host. Does not wait: see `PageSet.is_ready`.
 
-    The pool may be donated at once. Raises ValueError for a pool or ids that don't fit.
+    The pool may be donated at once. host_memory, force_unpinned: see `checked_memory`. Raises ValueError for a pool,
+    ids or a kind of memory that don't fit.
     """
     layout, ids = _checked(pool, pages, page_axis, host_memory)
+    checked_memory(layout, True, host_memory, force_unpinned)
     rows = _gathered(layout, pool, ids)
     places = [_whole(leaf, leaf.host_sharding, host_memory) for leaf in layout.leaves]
     return PageSet(tuple(jax.device_put(list(rows), places)), len(ids), layout)

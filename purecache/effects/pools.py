@@ -140,7 +140,8 @@ def zero_host_pool(layout: PoolLayout, pages: int) -> tuple[jax.Array, ...]:
     shardings = tuple(leaf.host_sharding for leaf in layout.leaves)
     shapes = [(leaf.with_pages(pages), leaf.carrier) for leaf in layout.leaves]
     with no_mesh():
-        return jax.jit(lambda: tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes), out_shardings=shardings)()
+        make = jax.jit(lambda: tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes), out_shardings=shardings)
+        return jax.block_until_ready(make())  # a lack of memory shows here, and not in the first copy
 
 
 def any_deleted(arrays: Sequence[jax.Array]) -> bool:

@@ -14,7 +14,7 @@ host_dma  one Pallas kernel between the device pool and slots in pinned host mem
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from purecache.effects.pools import PoolLayout
+from purecache.effects.pools import PoolLayout, spread_over
 from purecache.effects.tpu_shapes import copies_whole_pool, host_dma_fits
 
 FORMS = ("slots", "arrays")
@@ -28,8 +28,8 @@ def _any(layout: PoolLayout) -> bool:
 
 
 def _within_one_shard(layout: PoolLayout) -> bool:
-    """Whether a page is an array of its own on all devices of the pool: data-parallel ranks do not share the axis."""
-    return not layout.shards
+    """Whether a page is an array of its own on all devices of the pool: its page axis is on each of them as a whole."""
+    return not layout.shards and not any(spread_over(leaf.host_sharding, leaf.axis) for leaf in layout.leaves)
 
 
 def _host_dma(layout: PoolLayout) -> bool:

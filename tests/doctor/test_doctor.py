@@ -60,7 +60,15 @@ def test_json_on_standard_output_is_alone_there(capsys):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--batch", "9"], ["--layers", "0"], ["--dtype", "int4"], ["--dtype", "nothing"], ["--rounds", "0"]],
+    [
+        ["--batch", "9"],
+        ["--layers", "0"],
+        ["--dtype", "int4"],
+        ["--dtype", "nothing"],
+        ["--rounds", "0"],
+        ["--page-shape", "0,4"],
+        ["--pages", "1", "--batch", "1"],
+    ],
 )
 def test_flags_that_do_not_fit(flags, capsys):
     assert main(["doctor", *SMALL, "--no-rates", *flags]) == 2

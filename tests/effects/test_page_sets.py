@@ -27,6 +27,14 @@ def test_pages_come_back_bit_for_bit(layout, dtype):
     assert all(array.sharding.memory_kind == "pinned_host" for array in copy.arrays)
 
 
+def test_bfloat16_in_unpinned_memory_has_to_be_forced():
+    pool = random_pool((4,), 0, 8, "bfloat16")
+    with pytest.raises(ValueError, match="force_unpinned=True"):
+        pages_to_host(pool, [1], host_memory="unpinned_host")
+    copy = pages_to_host(pool, [1], host_memory="unpinned_host", force_unpinned=True)
+    assert copy.arrays[0].sharding.memory_kind == "unpinned_host"
+
+
 def test_the_pool_may_be_donated_at_once():
     pool = jnp.arange(32, dtype=jnp.int32).reshape(8, 4)
     copy = pages_to_host(pool, [5])

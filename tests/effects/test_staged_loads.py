@@ -128,6 +128,45 @@ def test_what_cannot_be_fetched_is_a_miss_and_the_next_goes_on(monkeypatch):
     assert rows(plane, 3, 4, 5) == [page(0), page(4), page(2)]
 
 
+def test_a_later_batch_that_cannot_be_fetched_is_a_miss_too(monkeypatch):
+    plane = staged(batch_pages=2)
+    fetch = plane._tier.fetch
+
+    def failing(source):
+        if 3 in source:
+            raise MemoryError
+        return fetch(source)
+
+    monkeypatch.setattr(plane._tier, "fetch", failing)
+    assert run(plane, load_back([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])) == [True, True, False, False, True, True]
+
+
+def test_nothing_counts_as_fetched_while_a_step_has_the_pool(bus):
+    plane = staged()
+    plane.commit_alone = False
+    plane.start(load_back([0], [4], operation=3))
+    bus.here = True
+    new = step(plane.pool)
+    assert plane.fetched() == {}
+    plane.pool = new
+    assert plane.fetched() == {(3, 0): True}
+
+
+def test_a_batch_is_never_larger_than_the_staging_memory():
+    plane = simple(**FORMS["staged"], batch_pages=8, staging_pages=2)
+    assert max(plane._tier.sizes(7)) == 2
+
+
+def test_host_pages_that_are_gone_are_not_kept_alive_by_their_copies():
+    plane = staged()
+    plane.settle()
+    plane.drop_host(np.arange(6), 0)
+    assert not plane._tier._leaving
+    run(plane, backup([0], [0]))
+    plane.reset()
+    assert not plane._tier._leaving
+
+
 def test_hurry_does_not_wait_for_bytes(bus):
     plane = staged(batch_pages=1, staging_pages=1)
     plane.start(load_back([0, 1], [4, 5]))

@@ -175,6 +175,8 @@ class AgreedPlane:
             for row, (key, each) in enumerate(islice(opened.items(), self._window), first):
                 rows[row] = _told(each.done, fetched.get(key))
                 places.append((row, opened, key, each))
+        # Rows are places among what is open: they must be about the same transfers everywhere.
+        self._note(6, *(each.number for *_, each in places))
         agreed = self._round(rows).tolist()
         # First what may raise because the pool is not there: nothing is lost then.
         for row, _, key, _ in places:

@@ -54,20 +54,27 @@ class DevicePool:
         if not self.is_there:
             raise PoolGoneError("the device pool was donated to a step: assign the pool that came out of it first")
 
-    def use(self, action: Callable[[], None], writes: bool) -> None:
-        """Run `action` while `arrays` are at hand; `writes`: it may replace them.
+    def use(self, action: Callable[[], None], writes: bool) -> bool:
+        """Run `action` while `arrays` are at hand; `writes`: it may replace them. Whether the pool was there and what
+        was written is in it: an owner that fails, whatever it raises, is a warning and a miss.
 
-        Raises PoolGoneError if they were donated and not put back. An owner's pool that can't be used is None.
+        Raises PoolGoneError if a pool without an owner was donated and not put back.
         """
         if self._owner is None:
             self.check()
             action()
-            return
-        with self._owner.access():
-            self.arrays = self._borrowed(self._owner)
-            action()
-            if writes and self.arrays is not None:
-                self._owner.put(jax.tree.unflatten(self.layout.treedef, self.arrays))
+            return True
+        try:
+            with self._owner.access():
+                self.arrays = self.layout.flatten(self._owner.take())
+                action()
+                if writes and self.arrays is not None:
+                    self._owner.put(jax.tree.unflatten(self.layout.treedef, self.arrays))
+            return True
+        except Exception as error:
+            warnings.warn(f"pages are not copied, because the device pool can't be used: {error}", stacklevel=2)
+            return False
+        finally:
             self.arrays = None
 
     def write(self, program: Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]) -> bool:
@@ -84,10 +91,3 @@ class DevicePool:
                 self.arrays = None
             return False
         return True
-
-    def _borrowed(self, owner: PoolOwner) -> tuple[jax.Array, ...] | None:
-        try:
-            return self.layout.flatten(owner.take())
-        except (ValueError, PoolGoneError) as error:
-            warnings.warn(f"pages are not copied, because the device pool can't be used: {error}", stacklevel=2)
-            return None

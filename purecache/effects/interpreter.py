@@ -144,37 +144,28 @@ class Interpreter:
         """
         transfer = self.check(transfer)
         with DeferredInterrupts():
-            if self._is_staged(transfer):
-                self._begin(transfer)
+            flight = self._flights.open(transfer)
+            try:
+                failing = self._gate.failing(transfer)
+            except Exception:
+                return
+            where = np.arange(len(transfer.target)) if failing is None else np.flatnonzero(~np.asarray(failing, bool))
+            if transfer.kind is TransferKind.BACKUP:
+                self._pool.use(lambda: self._back_up(flight, where), writes=False)
+                return
+            self._flights.wait_for(flight, where)
+            if self.route.staged:
                 self._flights.fetch(whole=not self.commit_alone)
             else:
-                self._pool.use(lambda: self._begin(transfer), writes=transfer.kind is TransferKind.LOAD_BACK)
+                self._loads.now(flight)
 
     def check(self, transfer: Transfer) -> Transfer:
         """Raise what `start` would raise; returns `transfer` with private copies of its ids."""
         self._check_thread()
         checked = checked_transfer(transfer, self._ranks, self._device_pages, self._host_pages)
-        if not self._is_staged(checked):
+        if checked.kind is TransferKind.BACKUP or not self.route.staged:
             self._pool.check()
         return checked
-
-    def _is_staged(self, transfer: Transfer) -> bool:
-        """Whether its start leaves the pool alone."""
-        return transfer.kind is TransferKind.LOAD_BACK and self.route.staged
-
-    def _begin(self, transfer: Transfer) -> None:
-        flight = self._flights.open(transfer)
-        try:
-            failing = self._gate.failing(transfer)
-        except Exception:
-            return
-        where = np.arange(len(transfer.target)) if failing is None else np.flatnonzero(~np.asarray(failing, bool))
-        if transfer.kind is TransferKind.BACKUP:
-            self._back_up(flight, where)
-            return
-        self._flights.wait_for(flight, where)
-        if not self.route.staged:
-            self._loads.now(flight)
 
     def copy(self, source: int, target: int, rank: int) -> bool:
         """Copy device page `source` to page `target` of a rank now, in the order of dispatch; whether that went well.
@@ -190,8 +181,7 @@ class Interpreter:
             done.append(self._pool.write(lambda arrays: self._copies.copy(arrays, pages[0], pages[1])))
 
         with DeferredInterrupts():
-            self._pool.use(copy, writes=True)
-        return done[0]
+            return self._pool.use(copy, writes=True) and all(done)
 
     def poll(self) -> list[Completion]:
         """Completions since the last call, in the order in which their transfers were started. Never blocks.

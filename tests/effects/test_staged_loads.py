@@ -239,6 +239,37 @@ def test_an_owner_is_asked_only_when_the_bytes_are_there(bus):
     assert np.array(owner.pool)[3].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("failing", ["access", "take", "put"])
+def test_an_owner_that_fails_makes_misses_and_nothing_raises(form, failing):
+    pool = jnp.arange(32, dtype=jnp.int32).reshape(8, 4)
+    owner = Owner(pool)
+    plane = type(simple())(pool, host_pages=8, device_pages=8, owner=owner, **FORMS[form])
+    plane.start(backup([0, 1], [0, 1]))
+    plane.drain()
+
+    def fails(*_):
+        raise RuntimeError("the engine is shutting down")
+
+    setattr(owner, failing, fails)
+
+    def load():
+        plane.start(load_back([0, 1], [3, 4]))
+        plane.settle()
+        return plane.poll()
+
+    with pytest.warns(UserWarning, match="can't be used: the engine is shutting down"):
+        (done,) = load()
+    assert done.ok.tolist() == [False, False]
+    if failing != "put":
+        with pytest.warns(UserWarning, match="the engine is shutting down"):
+            plane.start(backup([2], [2]))
+        assert [done.ok.tolist() for done in plane.drain()] == [[False]]
+    with pytest.warns(UserWarning, match="the device pool can't be used"):
+        assert plane.copy(0, 5, 0) is False
+    assert plane.in_flight == 0
+
+
 def test_reset_forgets_what_is_on_its_way(bus):
     plane = staged()
     plane.start(load_back([0], [4]))

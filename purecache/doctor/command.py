@@ -10,8 +10,8 @@ from typing import Any
 
 from purecache.doctor.machine import Finding, as_json, facts, findings
 from purecache.doctor.paths import Sample, rates, recommended
-from purecache.effects.pools import describe
-from purecache.effects.table import ROUTES, routes
+from purecache.effects.pools import PoolLayout, describe
+from purecache.effects.table import ROUTES, Route, routes, trouble
 
 GIB = 2**30
 
@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"purecache doctor: {problem}", file=sys.stderr)
         return 2
     found, about = findings(), facts()
-    print(_machine(about, sample), file=out)
     usable = routes(layout)
-    print(_table(usable), file=out)
+    print(_machine(about, sample, layout), file=out)
+    print(_table(layout, usable), file=out)
     rows: list[dict[str, Any]] = []
     if not options.no_rates:
         print(
@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
             Finding(True, f"{row['path']} changes bits: do not use it") for row in rows if row.get("exact") is False
         ]
     choice = recommended(rows) if rows else f"{usable[0].form} by {usable[0].programs}"
+    if choice is None:
+        found.append(Finding(True, "no path keeps every bit here: run without L2"))
     print(_verdict(found, choice, bool(rows)), file=out)
     if options.json:
         everything = {"machine": about, "default": f"{usable[0].form} by {usable[0].programs}", "paths": rows}
@@ -80,7 +82,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(","))
 
 
-def _machine(about: dict[str, Any], sample: Sample) -> str:
+def _machine(about: dict[str, Any], sample: Sample, layout: PoolLayout) -> str:
     limit = about["locked_memory_limit"]
     lines = [
         f"purecache {about['purecache']}, jax {about['jax']}, jaxlib {about['jaxlib']}, Python {about['python']}",
@@ -95,16 +97,18 @@ def _machine(about: dict[str, Any], sample: Sample) -> str:
     size, pool = sample.page_bytes, sample.pages * sample.page_bytes
     lines.append(
         f"Sample pool: {sample.layers} x {sample.dtype}{[sample.pages, *sample.page_shape]},"
-        f" {size / 1024:.2f} KiB per page, {pool / GIB:.3f} GiB"
+        f" {size / 1024:.2f} KiB per page, {pool / GIB:.3f} GiB; on host as {layout.leaves[0].carrier}"
     )
     return "\n".join(lines)
 
 
-def _table(usable: tuple[Any, ...]) -> str:
+def _table(layout: PoolLayout, usable: tuple[Route, ...]) -> str:
     lines = ["", f"{'platform':9}{'form':8}{'programs':10}{'here':9}{'standing':27}why"]
     for row in ROUTES:
         here = "default" if row is usable[0] else "yes" if row in usable else ""
         lines.append(f"{row.platform:9}{row.form:8}{row.programs:10}{here:9}{row.standing:27}{row.why}")
+    problems = ((row, trouble(layout, row)) for row in usable)
+    lines += [f"{row.form} by {row.programs}: {problem}" for row, problem in problems if problem]
     return "\n".join(lines)
 
 
@@ -124,9 +128,7 @@ def _rate(row: dict[str, Any]) -> str:
 
 def _verdict(found: list[Finding], choice: str | None, measured: bool) -> str:
     lines = [""] + [f"{'PROBLEM' if each.grave else 'Note'}: {each.what}" for each in found]
-    if choice is None:
-        lines.append("PROBLEM: no path keeps every bit here: run without L2")
-    else:
+    if choice is not None:
         form, programs = choice.split(" by ")
         why = "the fastest in its slower direction" if measured else "the default, nothing was measured"
         lines.append(f"Recommended: host_form={form!r}, copies={programs!r} ({why})")

@@ -106,7 +106,7 @@ def test_a_path_that_changes_bits_is_never_recommended(monkeypatch, capsys):
     assert "copies='loop'" not in out
 
 
-def test_a_path_that_a_backend_cannot_do_is_told(monkeypatch):
+def test_a_path_that_a_backend_cannot_do_is_told(monkeypatch, capsys):
     def broken(sample, route, rounds):
         raise RuntimeError("INTERNAL: no such copy\nlong trace")
 
@@ -115,7 +115,19 @@ def test_a_path_that_a_backend_cannot_do_is_told(monkeypatch):
     assert len(rows) == 3
     assert rows[0]["problem"] == "RuntimeError: INTERNAL: no such copy"
     assert recommended(rows) is None
-    assert "no path keeps every bit" in command._verdict([], None, True)
+    assert main(["doctor", *SMALL]) == 1
+    out = capsys.readouterr().out
+    assert "slots by loop          can't be used: RuntimeError: INTERNAL: no such copy" in out
+    assert "PROBLEM: no path keeps every bit here: run without L2" in out
+    assert "Recommended" not in out
+
+
+def test_shapes_that_programs_copy_whole_are_told(monkeypatch, capsys):
+    monkeypatch.setattr(command, "trouble", lambda layout, route: "fold the page" if route.form == "slots" else None)
+    assert main(["doctor", *SMALL, "--no-rates"]) == 0
+    out = capsys.readouterr().out
+    assert "slots by loop: fold the page" in out
+    assert "arrays by fused: fold" not in out
 
 
 def test_wrong_bytes_are_found(monkeypatch):

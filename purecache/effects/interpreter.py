@@ -142,7 +142,10 @@ class Interpreter:
         range, repeated targets or lengths that differ, PoolGoneError if the pool was donated and not put back,
         RuntimeError from a second thread.
         """
-        transfer = self.check(transfer)
+        self.launch(self.check(transfer))
+
+    def launch(self, transfer: Transfer) -> None:
+        """`start` for what `check` has returned."""
         with DeferredInterrupts():
             flight = self._flights.open(transfer)
             try:

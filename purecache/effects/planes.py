@@ -77,12 +77,11 @@ class Planes:
     def start(self, transfer: Transfer) -> None:
         """Dispatch the copies of `transfer` in every pool that it is about; see `Interpreter.start`."""
         names = self._groups[transfer.pool]
-        for name in names:  # so that none starts if one can't
-            self.planes[name].check(transfer)
+        checked = [self.planes[name].check(transfer) for name in names]  # so that none starts if one can't
         key = (transfer.operation, transfer.generation)
         self._open[key] = _Open(transfer, len(names), np.ones(len(transfer.target), bool))
-        for name in names:
-            self.planes[name].start(transfer)
+        for name, each in zip(names, checked, strict=True):
+            self.planes[name].launch(each)
 
     def copy(self, source: int, target: int, rank: int, pool: int = 0) -> bool:
         """Copy a device page within every pool that goes by these ids; whether that went well."""

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from purecache.answers import Loading, Match, Receipt
-from purecache.cache import Load, PrefixCache
+from purecache.cache import PrefixCache
+from purecache.demo.loads import LoadBacks
 from purecache.demo.memory import Lease, pages_for
 from purecache.demo.model import Pool
 from purecache.effects.interpreter import Interpreter
@@ -39,10 +39,10 @@ class CachedMemory:
     """Lends pages of a PrefixCache: prompts are matched, locked and loaded back, and computed pages are inserted."""
 
     def __init__(self, cache: PrefixCache, storage: StorageTier | None = None, overlap: bool = True):
-        """overlap: while pages are loaded back for a request, those that run go on. Else the next step waits."""
-        self.cache, self.storage, self.overlap = cache, storage, overlap
+        """overlap: see `LoadBacks`."""
+        self.cache, self.storage = cache, storage
         self._prefetches: dict[bytes, Prefetch] = {}
-        self._loading: dict[bytes, Loading] = {}
+        self._loads = LoadBacks(cache, overlap)
 
     @classmethod
     def build(
@@ -123,45 +123,28 @@ class CachedMemory:
         return lease
 
     def _open(self, tokens: np.ndarray, spare: int) -> Lease | None:
-        loading = self._loading.get(tokens.tobytes())
-        if loading is not None and self.cache.loaded(loading) is None:
+        if self._loads.under_way(tokens):
             return None
         # The engine keeps back the last token, whose logits it needs; a match may cover all it is asked for.
         match, receipt = self.cache.admit(tokens[: self._whole(len(tokens) - 1)])
-        pages, loaded = match.device_pages, 0
+        pages, (loaded, moved) = match.device_pages, self._loads.came(tokens, match)
         room = self.cache.free_pages() + self.cache.evictable_pages()
-        if pages_for(len(tokens), self.page_size) - len(pages) + spare > room:
+        short = pages_for(len(tokens), self.page_size) - len(pages) + spare > room
+        if short or self._loads.begin(tokens, match):
             self.cache.unlock(receipt)
             return None
-        if loading is not None:
-            before = loading.match.device_length
-            loaded = max(0, min(match.device_length - before, loading.match.host_length))
-        elif match.host_length and self.overlap:
-            begun = self.cache.begin_load_back(match)
-            if isinstance(begun, Loading):
-                self._loading[tokens.tobytes()] = begun
-                self.cache.unlock(receipt)
-                return None
-        elif match.host_length:
-            pages, receipt = self._load_now(match, receipt)
-            loaded = len(pages) * self.page_size - match.device_length
+        before = self.bytes_to_device
+        load, receipt = self._loads.now(match, receipt)
+        if load is not None:
+            pages, loaded = np.concatenate([pages, load.pages]), match.host_length
+            moved = self.bytes_to_device - before
         lent = self.cache.allocate(pages_for(len(tokens), self.page_size) - len(pages))
         if lent is None:
             self.cache.unlock(receipt)
             return None
-        self._loading.pop(tokens.tobytes(), None)
-        hit, moved = len(pages) * self.page_size - loaded, loaded // self.page_size * self.page_bytes
+        self._loads.forget(tokens)
+        hit = len(pages) * self.page_size - loaded
         return Lease(np.concatenate([pages, lent]), hit, loaded, moved, shared=len(pages), receipt=receipt)
-
-    def _load_now(self, match: Match, receipt: Receipt) -> tuple[np.ndarray, Receipt]:
-        """Load what only host has, the next step waits for it; returns all pages on device and the lock on them."""
-        load = self.cache.load_back(match)
-        if not isinstance(load, Load):
-            return match.device_pages, receipt
-        # Locking deeper before giving the first lock back leaves no moment in which a page could be evicted.
-        deeper = self.cache.lock(match.node)
-        self.cache.unlock(receipt)
-        return np.concatenate([match.device_pages, load.pages]), deeper
 
     def stop(self, lease: Lease, position: int) -> int | None:
         """None."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from purecache.answers import Inserted, Load, Match, Node, Refusal
+from purecache.answers import Inserted, Match, Node, Refusal
 from purecache.cache import PrefixCache
 from purecache.demo.cached import PROGRAMS
 from purecache.demo.engine import Geometry
 from purecache.demo.hybrid_config import KV, STATE, WINDOW, HybridConfig
 from purecache.demo.hybrid_memory import HybridLease, HybridMemory, window_law
 from purecache.demo.hybrid_pools import PAGE_AXIS
+from purecache.demo.loads import LoadBacks
 from purecache.demo.memory import pages_for
 from purecache.effects import Interpreter, Planes
 from purecache.entries import of_pool
@@ -32,11 +33,15 @@ class HybridCachedMemory(HybridMemory):
     copy of its state there: states come from places where somebody stopped, and a prefix can be taken up only there.
     """
 
-    def __init__(self, cache: PrefixCache, config: HybridConfig, geometry: Geometry, snapshot: int):
+    def __init__(
+        self, cache: PrefixCache, config: HybridConfig, geometry: Geometry, snapshot: int, overlap: bool = True
+    ):
+        """overlap: see `LoadBacks`."""
         sizes = {KV: cache.config.device_pages} | {spec.name: spec.device_pages for spec in cache.config.pools}
         super().__init__(config, geometry, sizes)
         self.cache, self.snapshot = cache, snapshot
         self.snapshots_left_out = 0
+        self._loads = LoadBacks(cache, overlap)
 
     @classmethod
     def build(
@@ -49,11 +54,14 @@ class HybridCachedMemory(HybridMemory):
         snapshot: int,
         longest: int,
         check_laws: bool = False,
+        copies: str | None = None,
+        overlap: bool = True,
     ) -> HybridCachedMemory:
         """Make a cache over empty device pools, for requests of up to `longest` tokens with their answers.
 
         `cache_config`: of the kv pool alone; the others are registered here. `host_pages`: of the other pools.
-        `check_laws`: check the whole state of the cache after every call, for tests.
+        `check_laws`: check the whole state of the cache after every call, for tests. `copies`: the programs that move
+        pages, see `Interpreter`.
         """
         laws = {WINDOW: window_law(config, geometry), STATE: Checkpoint()}
         planes = {}
@@ -63,11 +71,12 @@ class HybridCachedMemory(HybridMemory):
             if name != KV:
                 spec = PoolSpec(name, laws[name], device_pages=device, host_pages=host)
                 cache_config = cache_config.register_pool(spec)
-            planes[name] = Interpreter(pool, host_pages=max(host, 1), device_pages=device, page_axis=PAGE_AXIS)
+            sizes = {"host_pages": max(host, 1), "device_pages": device}
+            planes[name] = Interpreter(pool, page_axis=PAGE_AXIS, copies=copies, **sizes)
         # One size of program for all requests: compiling takes longer here than a larger program costs.
         smallest = pages_for(longest, geometry.page_size)
         cache = PrefixCache(cache_config, Planes(planes), smallest=smallest, check_laws=check_laws)
-        return cls(cache, config, geometry, snapshot)
+        return cls(cache, config, geometry, snapshot, overlap)
 
     def warm(self, longest: int, progress: Callable[[int, int, str], None]) -> None:
         """Compile the programs of the cache for requests of up to `longest` tokens; see PrefixCache.warm."""
@@ -100,26 +109,23 @@ class HybridCachedMemory(HybridMemory):
 
     def open(self, tokens: np.ndarray, spare: int) -> HybridLease | None:
         """Match, lock, load back, copy the state and lend the rest; see Memory.open."""
-        size = self.page_size
+        if self._loads.under_way(tokens):
+            return None
+        size, before = self.page_size, self.bytes_to_device
         # The engine keeps back the last token, whose logits it needs; a match may cover all it is asked for.
         last = (len(tokens) - 1) // size * size
         match, receipt = self.cache.admit(tokens[:last])
-        if not self._fits(tokens, match, spare):
+        if not self._fits(tokens, match, spare) or self._loads.begin(tokens, match):
             self.cache.unlock(receipt)
             return None
-        pages, values, node, loaded = match.device_pages, match.values, match.device_node, 0
-        before = self.bytes_to_device
-        if match.length > match.device_length:
-            load = self.cache.load_back(match)
-            if isinstance(load, Load):
-                # Locking deeper before giving the first lock back leaves no moment in which a page could be evicted.
-                receipt, first = self.cache.lock(match.node), receipt
-                self.cache.unlock(first)
-                pages, values, node = np.concatenate([pages, load.pages]), load.values, match.node
-                loaded = match.host_length
+        pages, values, node = match.device_pages, match.values, match.device_node
+        loaded, moved = self._loads.came(tokens, match)
+        load, receipt = self._loads.now(match, receipt)
+        if load is not None:
+            pages, values, node = np.concatenate([pages, load.pages]), load.values, match.node
+            loaded, moved = match.host_length, self.bytes_to_device - before
         filled = len(pages) * size
-        moved = self.bytes_to_device - before
-        lease = HybridLease(pages, match.device_length, loaded, moved, shared=len(pages), receipt=receipt)
+        lease = HybridLease(pages, filled - loaded, loaded, moved, shared=len(pages), receipt=receipt)
         lease.filled, lease.last, lease.branch = filled, last, match.full_length
         lease.windows = np.array(values.get(WINDOW, np.full(len(pages), -1)), np.int32)
         lease.lent = np.zeros(len(pages), bool)
@@ -127,6 +133,7 @@ class HybridCachedMemory(HybridMemory):
         if not (self._own_state(lease, node) and self._own_pages(lease, len(tokens))):
             self.cancel(lease)
             return None
+        self._loads.forget(tokens)
         return lease
 
     def _fits(self, tokens: np.ndarray, match: Match, spare: int) -> bool:

@@ -144,8 +144,6 @@ def _hybrid(
 ) -> Stage:
     if options.store not in (None, "none"):
         raise DemoError(f"--store {options.store}: the demo has no storage tier for hybrid models.")
-    if options.load_back == "both" or options.copies:
-        raise DemoError("--load-back both and --copies are for models without windows and states.")
     if options.snapshot < 1 or options.snapshot % geometry.page_size:
         raise DemoError(
             f"--snapshot must be a multiple of the page size, {geometry.page_size}, not {options.snapshot}."
@@ -158,7 +156,17 @@ def _hybrid(
 
     def cached(longest: int, overlap: bool) -> HybridCachedMemory:
         pools = programs.pools(device)
-        return HybridCachedMemory.build(config, model, geometry, pools, host, options.snapshot, longest)
+        return HybridCachedMemory.build(
+            config,
+            model,
+            geometry,
+            pools,
+            host,
+            options.snapshot,
+            longest,
+            copies=options.copies,
+            overlap=overlap,
+        )
 
     return Stage(
         name=name,

@@ -1,5 +1,7 @@
 """A cache and its oracle side by side: how prompts are named, and what must be the same after every event."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -55,8 +57,7 @@ class Compared(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 0, 3]),
     )
     def begin(self, config, policy, write, threshold):
-        values = {**vars(config), "policy": policy, "write": write, "load_back_threshold": threshold}
-        self.config = type(config)(**values)
+        self.config = replace(config, policy=policy, write=write, load_back_threshold=threshold)
         self.cache, self.gate = new_cache(self.config, check_laws=False)
         self.oracle = Oracle(self.config, lambda kind, number: self.gate.fails(kind, number))
         self.returned, self.epoch = [], 0

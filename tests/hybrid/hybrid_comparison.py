@@ -1,6 +1,6 @@
 """A cache with tail pools and its oracle side by side: what must be the same after every event."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from comparison import FAILURES, NAMES
@@ -107,7 +107,7 @@ class HybridCompared(RuleBasedStateMachine):
         write=st.sampled_from(WritePolicy),
     )
     def begin(self, config, policy, write):
-        self.config = type(config)(**{**vars(config), "policy": policy, "write": write})
+        self.config = replace(config, policy=policy, write=write)
         self.cache, self.gates = new_hybrid(self.config)
         self.tails = tails_of(self.config)
         self.oracle = HybridOracle(self.config, self.tails)

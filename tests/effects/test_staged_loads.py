@@ -114,22 +114,16 @@ def test_what_arrives_wrong_is_a_miss_and_harms_nothing(bus):
     assert rows(plane, 4, 5) == [page(4), page(5)]
 
 
-def test_what_cannot_be_fetched_is_a_miss_and_the_next_goes_on(monkeypatch):
-    plane = staged(batch_pages=1)
-    fetch = plane._tier.fetch
-
-    def failing(source):
-        if 1 in source:
-            raise MemoryError
-        return fetch(source)
-
-    monkeypatch.setattr(plane._tier, "fetch", failing)
-    assert run(plane, load_back([0, 1, 2], [3, 4, 5])) == [True, False, True]
-    assert rows(plane, 3, 4, 5) == [page(0), page(4), page(2)]
-
-
-def test_a_later_batch_that_cannot_be_fetched_is_a_miss_too(monkeypatch):
-    plane = staged(batch_pages=2)
+@pytest.mark.parametrize(
+    ("batch", "ok"),
+    [
+        (1, [True, True, True, False, True, True]),
+        (2, [True, True, False, False, True, True]),
+        (4, [False] * 4 + [True] * 2),
+    ],
+)
+def test_what_cannot_be_fetched_is_a_miss_and_the_next_goes_on(monkeypatch, batch, ok):
+    plane = staged(batch_pages=batch)
     fetch = plane._tier.fetch
 
     def failing(source):
@@ -138,7 +132,9 @@ def test_a_later_batch_that_cannot_be_fetched_is_a_miss_too(monkeypatch):
         return fetch(source)
 
     monkeypatch.setattr(plane._tier, "fetch", failing)
-    assert run(plane, load_back([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])) == [True, True, False, False, True, True]
+    assert run(plane, load_back([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])) == ok
+    expected = [page(5 - place) if ok[5 - place] else page(place) for place in range(6)]
+    assert rows(plane, *range(6)) == expected
 
 
 def test_nothing_counts_as_fetched_while_a_step_has_the_pool(bus):

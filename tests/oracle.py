@@ -11,7 +11,7 @@ answers would do, the model says which one was chosen:
 * A page on host that becomes a leaf because a backup below it failed keeps its age, except under MRU: it goes next.
 """
 
-from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Node, Operation, Tree
+from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Node, Operation, Tree, doomed
 
 from purecache.state import WritePolicy
 from purecache.transitions import Status, TransferKind
@@ -191,7 +191,7 @@ class Oracle(Tree):
     def verdict(self, path, off, needed):
         if not off or not all(self.nodes[p].has[HOST] for p in off):
             return Status.NOTHING
-        if not needed:
+        if not needed or doomed(off[::-1], needed):
             return Status.JOINED
         if len(needed) * self.config.page_size < self.config.load_back_threshold:
             return Status.BELOW_THRESHOLD

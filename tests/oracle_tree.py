@@ -11,6 +11,11 @@ BY_TOUCH, BY_ARRIVAL = (Policy.LRU, Policy.MRU), (Policy.FIFO, Policy.FILO)
 LAST_FIRST = (Policy.MRU, Policy.FILO)
 
 
+def doomed(deepest_first, needed):
+    """Whether of pages that are not on device one is being loaded below one that isn't: that load will be rolled back."""
+    return needed != deepest_first[: len(needed)]
+
+
 @dataclass(eq=False)
 class Operation:
     kind: TransferKind

@@ -234,8 +234,8 @@ class Layout:
 
     @cached_property
     def block(self) -> int:
-        """Pages that a walk compares per step."""
-        return max(1, BLOCK_TOKENS // self.page_size)
+        """Pages that a walk compares per step. No run is longer than there are nodes."""
+        return max(1, min(BLOCK_TOKENS // self.page_size, self.nodes))
 
     @cached_property
     def buckets(self) -> int:

@@ -1,10 +1,11 @@
 """The laws of tail pools, recomputed from the arrays of a state; see `purecache.state.laws`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import (
@@ -63,7 +64,7 @@ def broken_value_laws(state: CacheState, xp: ModuleType) -> dict[str, Any]:
         }
     totals = {name: xp.sum(mask, dtype=xp.int32) for name, mask in laws.items()}
     for pool in range(1, layout.pools):
-        totals |= _operation_laws(state, xp, pool)
+        totals |= _operation_laws(state, xp, pool) | _lock_laws(state, xp, pool)
     return totals
 
 
@@ -91,47 +92,31 @@ def _operation_laws(state: CacheState, xp: ModuleType, pool: int) -> dict[str, A
     }
 
 
-def broken_value_links(state: CacheState) -> Iterator[str]:
-    """Violations of the orders and lock references of tail pools, of a state whose arrays are NumPy arrays."""
-    for pool in range(1, state.layout.pools):
-        here = Values(state, pool)
-        for tier in TIERS:
-            yield from _order(state, pool, tier, here.held(tier)[0])
-        yield from _locks(state, pool, here)
+def _lock_laws(state: CacheState, xp: ModuleType, pool: int) -> dict[str, Any]:
+    """Lock references of a pool: receipts and loads of kv hold the values that their prefixes need."""
+    layout, nodes, ledger, law = state.layout, state.nodes, state.ledger, state.layout.tails[pool - 1].law
+    kinds = xp.where(ledger[Ledger.OPERATION_POOL] == 0, ledger[Ledger.OPERATION_KIND], NONE)
+    loads = xp.where(kinds == TransferKind.LOAD_BACK, ledger[Ledger.OPERATION_NODE], NONE)
+    holder = xp.concatenate([ledger[Ledger.RECEIPT_NODE], loads])
+    depth = xp.where(holder >= 0, nodes[Column.DEPTH, holder], 0)
+    left = depth - law.first_needed(depth, layout.page_size) if law.in_place else depth * 0
+
+    def hold(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        node, left, locks = carry
+        index = xp.where((left > 0) & (node >= 0), node, layout.rows)
+        length = {} if xp is np else {"length": layout.rows + 1}
+        locks = locks + xp.bincount(index, minlength=layout.rows + 1, **length)[: layout.rows].astype(locks.dtype)
+        return nodes[Column.PARENT, xp.maximum(node, 0)], left - 1, locks
+
+    start = (holder, left, xp.zeros(layout.rows, holder.dtype))
+    *_, locks = _loop(xp, lambda carry: xp.any(carry[1] > 0), hold, start)
+    wrong = xp.sum(locks != Values(state, pool).locks, dtype=xp.int32)
+    return {f"value locks are those of receipts and loads (pool {pool})": wrong}
 
 
-def _order(state: CacheState, pool: int, tier: Tier, evictable: np.ndarray) -> Iterator[str]:
-    layout, where = state.layout, f"order of pool {pool} on {tier.name}"
-    older, newer = state.orders[layout.order(tier, pool)]
-    entries: set[int] = set()
-    for rank in range(layout.ranks):
-        head = layout.head(rank, 0)
-        entry, before = newer[head], head
-        while entry != head:
-            if older[entry] != before or entry in entries or entry >= layout.rows:
-                yield f"the {where} is broken at entry {entry}"
-                return
-            if state.nodes[Column.RANK, entry] != rank:
-                yield f"the {where} lists node {entry} for rank {rank}"
-            entries.add(int(entry))
-            entry, before = newer[entry], entry
-    expected = set(np.flatnonzero(evictable[: layout.nodes]).tolist())
-    if entries != expected:
-        yield f"the {where} lists {sorted(entries - expected)[:4]} and lacks {sorted(expected - entries)[:4]}"
-    if np.count_nonzero(older[: layout.rows] != NONE) != len(entries):
-        yield f"nodes believe to be in the {where} that are not"
-
-
-def _locks(state: CacheState, pool: int, here: Values) -> Iterator[str]:
-    layout, ledger, law = state.layout, state.ledger, state.layout.tails[pool - 1].law
-    loads = (ledger[Ledger.OPERATION_KIND] == TransferKind.LOAD_BACK) & (ledger[Ledger.OPERATION_POOL] == 0)
-    holders = [*ledger[Ledger.RECEIPT_NODE][ledger[Ledger.RECEIPT_NODE] != NONE], *ledger[Ledger.OPERATION_NODE][loads]]
-    expected = np.zeros(layout.rows, np.int32)
-    for node in holders if law.in_place else ():
-        depth = int(state.nodes[Column.DEPTH, node])
-        for _ in range(depth - int(law.first_needed(depth, layout.page_size))):
-            expected[node] += 1
-            node = state.nodes[Column.PARENT, node]
-    wrong = np.flatnonzero(expected != here.locks)
-    if len(wrong):
-        yield f"nodes {wrong[:4].tolist()} have {here.locks[wrong[:4]]} locks in pool {pool}, not {expected[wrong[:4]]}"
+def _loop(xp: ModuleType, condition: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
+    if xp is not np:
+        return lax.while_loop(condition, body, carry)
+    while condition(carry):
+        carry = body(carry)
+    return carry

@@ -36,7 +36,10 @@ class _Chain(NamedTuple):
     length: jax.Array
     """[] pages that are not on device."""
     needed: jax.Array
-    """[] of these, the pages that no other operation is loading; they are the deepest."""
+    """[] of these, the pages that no other operation is loading; they are the deepest, unless it is `doomed`."""
+    doomed: jax.Array
+    """[] bool: a page is being loaded below one that isn't, because a load of that one has failed: it will be rolled
+    back."""
     unprotected: jax.Array
     """[] evictable pages above it, which loading protects."""
 
@@ -48,13 +51,14 @@ def _chain(state: CacheState, node: jax.Array) -> _Chain:
         return (node >= 0) & (node < nodes) & (state.nodes[Column.DEVICE_PAGE, node] < 0)
 
     def up(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        node, usable, length, needed = carry
+        node, usable, length, needed, doomed = carry
         on_host = state.nodes[Column.HOST_PAGE, node] >= 0
         idle = state.nodes[Column.INCOMING_PAGE, node] < 0
-        return state.nodes[Column.PARENT, node], usable & on_host, length + 1, needed + idle
+        doomed |= idle & (needed < length)
+        return state.nodes[Column.PARENT, node], usable & on_host, length + 1, needed + idle, doomed
 
-    start = (node, node >= 0, jnp.int32(0), jnp.int32(0))
-    anchor, usable, length, needed = lax.while_loop(lambda carry: off_device(carry[0]), up, start)
+    start = (node, node >= 0, jnp.int32(0), jnp.int32(0), jnp.bool_(False))
+    anchor, usable, length, needed, doomed = lax.while_loop(lambda carry: off_device(carry[0]), up, start)
 
     def loose(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         return (carry[0] >= 0) & (state.nodes[Column.DEVICE_LOCKS, carry[0]] == 0)
@@ -63,7 +67,7 @@ def _chain(state: CacheState, node: jax.Array) -> _Chain:
         return state.nodes[Column.PARENT, carry[0]], carry[1] + 1
 
     unprotected = lax.while_loop(loose, protect, (anchor, jnp.int32(0)))[1]
-    return _Chain(usable, length, needed, unprotected)
+    return _Chain(usable, length, needed, doomed, unprotected)
 
 
 class _Plan(NamedTuple):
@@ -104,7 +108,7 @@ def _verdict(state: CacheState, live: jax.Array, plan: _Plan, rank: jax.Array, s
     status = jnp.where(fits, Status.OK, Status.NO_ROOM)
     status = jnp.where(state.books[Scalar.VACANT_OPERATIONS] >= operations, status, Status.TABLE_FULL)
     status = jnp.where(enough, status, Status.BELOW_THRESHOLD)
-    status = jnp.where(needed > 0, status, Status.JOINED)
+    status = jnp.where((needed > 0) & ~chain.doomed, status, Status.JOINED)
     status = jnp.where((needed + coming > 0) & usable, status, Status.NOTHING)
     status = jnp.where(plan.longest <= size, status, Status.BAD_LENGTH)
     return jnp.where(live, status, Status.BAD_NODE)
@@ -114,7 +118,8 @@ def begin_load_back(state: CacheState, handle: NodeHandle, size: int) -> Step[Lo
     """Start bringing the path to a node to the device: all of it, or nothing and the reason.
 
     Room is what is free plus what can be evicted without the path itself. Source and destination are pinned until
-    `finish_load_back`. Pages that another operation is loading already are joined. `size` (static) bounds the chain.
+    `finish_load_back`. Pages that another operation is loading already are joined. Where such a load is doomed, because
+    a page above it could not be loaded, nothing is begun until it has ended. `size` (static) bounds the chain.
     What the prefix needs of each tail pool is brought along, by an operation of that pool.
     """
     state, live = look(state, is_live, handle)

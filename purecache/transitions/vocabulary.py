@@ -21,7 +21,7 @@ class Status(enum.IntEnum):
     BELOW_THRESHOLD = 4
     """Too few tokens to be worth a load back."""
     JOINED = 5
-    """All of it is being loaded already by another operation."""
+    """All of it is being loaded already by another operation, or can't be before such a load has ended."""
     STALE = 6
     """The operation ended or was reset before this completion came; it was dropped."""
     BAD_NODE = -1

@@ -10,7 +10,7 @@ Where several answers would do, the model says which one was chosen:
 * Values of one transfer become the newest in the opposite of its order.
 """
 
-from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Operation
+from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Operation, doomed
 from oracle_values import BACKUP, LOAD, Values
 
 from purecache.transitions import Status
@@ -130,7 +130,7 @@ class HybridOracle(Values):
             return Status.NOTHING
         if not all(self.nodes[p].has[HOST] for p in off):
             return Status.NOTHING
-        if not pages and not any(wanted.values()):
+        if (not pages and not any(wanted.values())) or doomed(off, pages):
             return Status.JOINED
         if not any(wanted.values()) and len(pages) * self.config.page_size < self.config.load_back_threshold:
             return Status.BELOW_THRESHOLD

@@ -52,7 +52,13 @@ def nodes(index, node, value):
 def order(state):
     older, newer = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
     head = CONFIG.layout.head(0, 0)
+    older[: CONFIG.layout.rows] = newer[: CONFIG.layout.rows] = NONE
     older[head] = newer[head] = head
+
+
+def broken_order(state):
+    older, _ = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
+    older[older[CONFIG.layout.head(0, 0)]] = CONFIG.layout.head(0, 0) + 1
 
 
 def account(state):
@@ -82,8 +88,10 @@ DAMAGE = {
     "every value being stored belongs to an operation (pool 1)": nodes(tail(TailColumn.STORED), 3, BEING_STORED),
     "accounts are true (device, rank 0, pool 1)": account,
     "the owner of a page holds it (device, rank 0, pool 1)": value_free,
-    "order of pool 1 on DEVICE": order,
-    "locks in pool 1": nodes(tail(TailColumn.LOCKS), 1, 1),
+    "the eviction order is linked both ways (device, pool 1)": broken_order,
+    "the order lists exactly what can be evicted (device, pool 1)": order,
+    "a value is in the order of its rank (device, pool 1)": nodes(Column.RANK, 1, 1),
+    "value locks are those of receipts and loads (pool 1)": nodes(tail(TailColumn.LOCKS), 1, 1),
 }
 
 

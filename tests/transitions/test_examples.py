@@ -10,7 +10,7 @@ import pytest
 from purecache import transitions as t
 from purecache.state import NONE, CacheConfig, as_jax, empty_state
 from purecache.state.laws import violations
-from purecache.state.layout import Account, Scalar, Tier
+from purecache.state.layout import Account, Column, Scalar, Tier
 
 SIZE, PAGE = 4, 2
 SPACE = np.arange(4, dtype=np.int32)
@@ -161,6 +161,30 @@ def test_the_leading_run_of_a_load_back_is_published(ok, length):
     found = t.peek(state, prompt(AB))
     assert (int(found.device_length), int(found.length)) == (length, 2)
     assert account(state, Account.FREE) == CONFIG.device_pages - length
+
+
+def test_a_load_below_one_that_failed_is_waited_for():
+    """What it loads can't be had without the page above it, and a new load must not take its pages."""
+    state = grown(AB)
+    state = state.replace(books=state.books.at[Scalar.LOAD_BACK_TOKENS].set(0))
+    found = run("match", state, prompt(AB)).reply
+    state, (copies,), _ = run("begin_backup", state, seen(found), np.int32(0))
+    state = run("finish_backup", state, t.Handle(copies.operation[0], copies.generation[0]), np.ones(SIZE, bool)).state
+    state = run("evict_device", state, np.int32(0), np.int32(2)).state
+    found = run("match", state, prompt(AB)).reply
+    above = t.NodeHandle(state.nodes[Column.PARENT, found.node], found.clock)
+    state, _, first = run("begin_load_back", state, above)
+    state, _, second = run("begin_load_back", state, seen(found))
+    assert (int(first.number), int(second.number)) == (1, 1)
+    coming = int(state.nodes[Column.INCOMING_PAGE, found.node])
+    state = run("finish_load_back", state, t.Handle(first.operation, first.generation), np.zeros(SIZE, bool)).state
+    state, _, third = run("begin_load_back", state, seen(found))
+    assert (int(third.status), int(third.number)) == (t.Status.JOINED, 0)
+    assert int(state.nodes[Column.INCOMING_PAGE, found.node]) == coming
+    state = run("finish_load_back", state, t.Handle(second.operation, second.generation), np.ones(SIZE, bool)).state
+    assert violations(state) == []
+    state, _, again = run("begin_load_back", state, seen(found))
+    assert (int(again.status), int(again.number)) == (t.Status.OK, 2)
 
 
 def script(match, insert, allocate, lock, evict):

@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import compiled, control, copies, device, overlap, pools, storage
+from benchmarks import compiled, control, copies, device, overlap, pools, recording, storage
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
     parser.add_argument(
         "--only",
-        choices=["control", "pools", "copies", "overlap", "storage", "device", "compiled"],
+        choices=["control", "pools", "copies", "overlap", "storage", "recording", "device", "compiled"],
         help="one of the tables",
     )
     parser.add_argument(
@@ -50,6 +50,8 @@ def main() -> None:
         found["overlap"] = overlap.report(options.quick)
     if options.only in (None, "storage"):
         found["storage"] = storage.report()
+    if options.only in (None, "recording"):
+        found["recording"] = recording.report(options.quick)
     if options.only == "device":
         found["device"] = device.report(options.quick)
     if options.only == "compiled":

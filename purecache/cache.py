@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 
 from purecache.answers import CacheError, Inserted, Load, Loading, Match, Node, Receipt, Refusal, check
-from purecache.driver import Driver
+from purecache.driver import Driver, Record
 from purecache.effects import AgreedPlane, Interpreter, Planes
 from purecache.entries import LANES, of_pool
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
 from purecache.programs import SMALLEST
 from purecache.replies import Replies
+from purecache.snapshots import Snapshot
+from purecache.snapshots.taking import snapshot_of
 from purecache.state import NONE, CacheConfig, CacheState
 from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Column, Scalar, Tier
@@ -36,10 +38,14 @@ class PrefixCache:
         *,
         smallest: int = SMALLEST,
         check_laws: bool = False,
+        record: Record | None = None,
     ) -> None:
-        """An empty cache. `smallest`: pages of the smallest program. `check_laws`: assert all laws after each call."""
+        """An empty cache. `smallest`: pages of the smallest program. `check_laws`: assert all laws after each call.
+
+        record: writes down everything that is decided (`purecache.replay.Recorder`), to be repeated elsewhere.
+        """
         self.config = config
-        self._driver = Driver(config, plane, smallest, check_laws)
+        self._driver = Driver(config, plane, smallest, check_laws, record)
         self._run = self._driver.run
         self._programs = self._driver.programs
         self._inputs = Inputs(config, self._programs)
@@ -324,6 +330,10 @@ class PrefixCache:
     def state(self) -> CacheState:
         """A copy of the current state."""
         return self._driver.copy_state()
+
+    def snapshot(self) -> Snapshot:
+        """Which prefixes there are, the hottest first, without their bytes; see `purecache.snapshots.rewarm`."""
+        return snapshot_of(self.config, self._driver.copy_state(), self._inputs.origin_of)
 
     def pages(self, account: Account, tier: Tier = Tier.DEVICE, rank: int = 0, pool: str = ANCHOR) -> int:
         """Pages of a tier, rank and pool that are in an account (free, evictable, protected, in flight, lent)."""

@@ -1,8 +1,8 @@
 """The one owner of the current state: runs transitions, carries out their effects, feeds completions back."""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -91,11 +91,28 @@ def _plane_for(config: CacheConfig, plane: Interpreter | Planes | AgreedPlane | 
     return BookkeepingPlane() if plane is None else plane
 
 
+class Record(Protocol):
+    """Takes note of everything that goes into the state machine; see `purecache.replay.Recorder`."""
+
+    def begin(self, config: CacheConfig, smallest: int, look: Callable[[], tuple[list[Any], Any]]) -> None:
+        """A cache begins. `look`: the leaves of its state, to be read at once, and the last answer."""
+        ...
+
+    def note(self, name: str, size: int, command: np.ndarray, current: tuple[list[Any], Any]) -> None:
+        """A transition is about to run on the state `current`, what `look` returns. Must not raise."""
+        ...
+
+
 class Driver:
     """Holds the state of one cache. Everybody else gets copies."""
 
     def __init__(
-        self, config: CacheConfig, plane: Interpreter | Planes | AgreedPlane | None, smallest: int, check_laws: bool
+        self,
+        config: CacheConfig,
+        plane: Interpreter | Planes | AgreedPlane | None,
+        smallest: int,
+        check_laws: bool,
+        record: Record | None = None,
     ) -> None:
         """An empty state on the control device, and a program table for it."""
         self.plane: Any = _plane_for(config, plane)
@@ -119,6 +136,9 @@ class Driver:
         """The program that answered."""
         self._check_laws = check_laws
         self.programs = ProgramTable(state, smallest)
+        self._record = record
+        if record is not None:
+            record.begin(config, smallest, lambda: self._current[0])
 
     def run(self, name: str, size: int, *arguments: Any) -> Any:
         """Run one transition, start its transfers, and return its reply (ints and int32 arrays)."""
@@ -127,6 +147,8 @@ class Driver:
         if self._current[0][1] is not self._handled:
             self._carry_out()  # the last call was interrupted
         self._program = program
+        if self._record is not None:
+            self._record.note(name, size, command, self._current[0])
         if program.called:
             self._step(program, command)
         else:

@@ -124,7 +124,7 @@ def verdict_of(traits: Traits, deed: Deed, before: View, after: View, same: Any,
         11: wrong,
         12: missing,
     }
-    return sum((flag.astype(jnp.int32) << bit for bit, flag in broken.items()), jnp.int32(0))
+    return jnp.stack([flag.astype(jnp.int32) << bit for bit, flag in broken.items()]).sum(dtype=jnp.int32)
 
 
 def _any(*masks: jax.Array) -> jax.Array:

@@ -69,6 +69,11 @@ class Event:
     kind: str
     values: tuple[tuple[str, int], ...]
 
+    def as_code(self) -> str:
+        """The call of `event` that makes it."""
+        named = "".join(f", {name}={value}" for name, value in self.values)
+        return f'event("{self.kind}"{named})'
+
     def __str__(self) -> str:
         parts = [f"{name}={value}" for name, value in self.values if name != "flaw"]
         flaw = dict(self.values).get("flaw", 0)

@@ -22,10 +22,28 @@ START = -1
 class Failure:
     """The shortest way to something that must not be."""
 
+    world: str
     broken: list[str]
-    """Names of the contracts, or laws."""
+    """Names of the contracts, and of the laws."""
     events: list[Event]
     """From the empty cache."""
+
+    def as_test(self) -> str:
+        """A test that shows it, to be pasted into a file."""
+        lines = [f"    {event.as_code()}," for event in self.events]
+        return "\n".join(
+            [
+                "from purecache.check import WORLDS, event, follow",
+                "",
+                "WAY = [",
+                *lines,
+                "]",
+                "",
+                "",
+                "def test_the_way_that_the_model_checker_found():",
+                f"    assert follow(WORLDS[{self.world!r}], WAY) == []",
+            ]
+        )
 
 
 @dataclass
@@ -72,10 +90,11 @@ class Explorer:
         most_seconds: float | None = None,
         most_depth: int | None = None,
         progress: Progress | None = None,
+        compiling: Callable[[int, int, str], None] | None = None,
     ) -> Explored:
         """Explore until nothing is new, a contract is broken, or a bound is reached (after the states at hand)."""
         begun = time.monotonic()
-        self.programs.compile_all()
+        self.programs.compile_all(compiling)
         self.found.compile_seconds = time.monotonic() - begun
         start = self.programs.packing.start[None]
         mark = self._fingerprint_of_start()
@@ -135,7 +154,8 @@ class Explorer:
             packed.append(after[chosen])
             parents.append(first + lanes[chosen])
             ways.append(self._offsets[kind] + rows[chosen])
-        return self._remember(*(np.concatenate(each) for each in (marks, packed, parents, ways)), pool)
+        parts = [np.concatenate(each) for each in (marks, packed, parents, ways)]
+        return self._remember(parts, pool)
 
     def _batches(self, states: np.ndarray, enabled: list[np.ndarray]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(kind, lanes, rows of its parameters) of up to LANES events each."""
@@ -152,10 +172,9 @@ class Explorer:
         marks = _joined(np.asarray(stepped.fingerprints)[:number])
         return marks, np.asarray(stepped.packed)[:number], np.asarray(stepped.verdicts)[:number]
 
-    def _remember(
-        self, marks: np.ndarray, packed: np.ndarray, parents: np.ndarray, ways: np.ndarray, pool: ThreadPoolExecutor
-    ) -> np.ndarray:
-        """Add what is new, once each, and examine it."""
+    def _remember(self, parts: list[np.ndarray], pool: ThreadPoolExecutor) -> np.ndarray:
+        """Add what is new, once each, and examine it. parts: fingerprints, packed states, parents and ways."""
+        marks, packed, parents, ways = parts
         chosen = _first_of_each(marks)
         self._visited.add(marks[chosen])
         order = np.sort(chosen)  # as they were found, so that a run is the same every time
@@ -188,10 +207,10 @@ class Explorer:
         return way[::-1]
 
     def _fail(self, broken: list[str], way: list[int]) -> None:
-        self.found.failure = Failure(broken, [self.event(number) for number in way])
+        self.found.failure = Failure(self.found.world, broken, [self.event(number) for number in way])
 
     def event(self, number: int) -> Event:
-        """The event with a number."""
+        """The event with a number, as `happened` and ways count them."""
         kind = int(np.searchsorted(self._offsets, number, side="right")) - 1
         row = self.programs.kinds[kind].parameters[number - self._offsets[kind]]
         named = self.programs.kinds[kind]

@@ -174,7 +174,7 @@ class Programs:
     def _lawful(self, packed: jax.Array, settings: jax.Array) -> jax.Array:
         def laws(packed: jax.Array) -> jax.Array:
             state = self.packing.unpack(packed, settings)
-            return sum((jnp.int32(times != 0) for times in broken_laws(state, jnp).values()), jnp.int32(0))
+            return jnp.stack([jnp.int32(times != 0) for times in broken_laws(state, jnp).values()]).sum()
 
         return jnp.where(jax.vmap(laws)(packed) > 0, bit_of("the laws hold"), 0)
 

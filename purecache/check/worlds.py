@@ -94,7 +94,7 @@ def _prompts_of(world: World) -> Prompts:
             tokens = np.zeros(size * width, np.int32)
             tokens[: length * width] = np.ravel(path)
             words = np.array([space, 0, 0, 0], np.int32)
-            signature, along = root_signature(np.int32(rank)[None])[0], np.zeros((size, 2), np.uint32)
+            signature, along = root_signature(np.array([rank], np.int32))[0], np.zeros((size, 2), np.uint32)
             for place, page in enumerate(path):
                 own = page_signature(np.array(page, np.int32)[None])[0]
                 own = mix(own, space_signature(words[None])[0]) if place == 0 else own

@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("default", max_examples=60, stateful_step_count=40, **COMMON)
+settings.register_profile("mutation", max_examples=8, stateful_step_count=30, derandomize=True, **COMMON)
 settings.register_profile("soak", max_examples=400, stateful_step_count=50, **COMMON)
 settings.register_profile("deep", max_examples=5000, stateful_step_count=60, **COMMON)
 settings.load_profile(os.environ.get("PURECACHE_HYPOTHESIS", "default"))

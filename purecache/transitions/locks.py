@@ -99,7 +99,10 @@ def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
 
 def _freed(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
     """What the end of a lock on `node` frees: the deepest page on device and the deepest one that only host has, of the
-    path (NONE if locked still), and whether the node is empty."""
+    path (NONE if locked still), and whether the node is empty.
+
+    A lock on host alone, as storage takes, does not keep a page on device.
+    """
     nodes = state.layout.nodes
 
     def climb_to(found: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -111,13 +114,14 @@ def _freed(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
     def on_device(node: jax.Array) -> jax.Array:
         return state.nodes[Column.DEVICE_PAGE, node] >= 0
 
-    def loose(node: jax.Array, wanted: jax.Array) -> jax.Array:
-        free = is_free(state, node)
-        return masked((node >= 0) & (node < nodes) & wanted & free, node)
+    def loose(node: jax.Array, free: jax.Array) -> jax.Array:
+        return masked((node >= 0) & (node < nodes) & free, node)
 
     device = climb_to(on_device)
     paged = climb_to(lambda node: on_device(node) | (state.nodes[Column.HOST_PAGE, node] >= 0))
-    return loose(device, on_device(device)), loose(paged, ~on_device(paged)), is_empty(state, node)
+    unlocked = state.nodes[Column.DEVICE_LOCKS, device] == 0
+    host = loose(paged, ~on_device(paged) & is_free(state, paged))
+    return loose(device, on_device(device) & unlocked), host, is_empty(state, node)
 
 
 def issue(state: CacheState, node: jax.Array) -> tuple[CacheState, ReceiptHandle]:

@@ -17,7 +17,7 @@ SIZE, PAGE = 8, 2
 CONFIG = CacheConfig(page_size=PAGE, device_pages=6, host_pages=4, load_back_threshold=1)
 AB, ABC = [1, 1, 2, 2], [1, 1, 2, 2, 3, 3]
 SIZED = ("allocate", "evict_device", "evict_host", "begin_backup", "begin_store", "begin_prefetch")
-PLAIN = ("match", "peek", "insert", "finish_backup", "finish_store", "finish_prefetch", "reset")
+PLAIN = ("match", "peek", "insert", "lock", "unlock", "finish_backup", "finish_store", "finish_prefetch", "reset")
 JITTED = {name: jax.jit(getattr(t, name)) for name in PLAIN} | {
     name: jax.jit(functools.partial(getattr(t, name), size=SIZE)) for name in SIZED
 }
@@ -83,6 +83,20 @@ def reserved(state, tokens, number):
     state, effects, begun = run("begin_prefetch", state, handle_of(state, tokens), number)
     assert effects == ()
     return state, t.Handle(begun.operation, begun.generation), begun
+
+
+def test_a_page_that_storage_holds_on_host_can_be_evicted_from_the_device():
+    """Also if a request unlocks it meanwhile: what counts as evictable must be found by an eviction."""
+    state = computed(as_jax(empty_state(CONFIG)), AB)
+    state, _, begun = reserved(state, [1, 1], 1)
+    assert int(begun.number) == 1
+    state, _, lock = run("lock", state, handle_of(state, [1, 1]))
+    state, _, evicted = run("evict_device", state, 0, SIZE)
+    assert int(evicted.number) == 1
+    state = run("unlock", state, t.ReceiptHandle(lock.receipt, lock.generation)).state
+    assert int(state.account(Account.EVICTABLE, Tier.DEVICE, 0)) == 1
+    state, _, lent = run("allocate", state, 0, CONFIG.device_pages)
+    assert sorted(np.asarray(lent.pages)[: CONFIG.device_pages].tolist()) == list(range(CONFIG.device_pages))
 
 
 def test_a_store_locks_its_host_pages_and_says_which_arrived():

@@ -1,0 +1,152 @@
+"""The model checker: that it sees everything in the smallest world, and that it finds what is there to find."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from purecache.check import WORLDS, Explorer, World, event, follow, state_after
+from purecache.check.fingerprints import fingerprints
+from purecache.check.mutants import MUTANTS
+from purecache.check.packing import UNREAD, Packing
+from purecache.check.views import view_of
+from purecache.check.visited import Visited
+from purecache.cli import main
+from purecache.state import NONE, CacheConfig
+from purecache.state.laws import violations
+from purecache.state.layout import Column, Scalar, Shelf
+
+LEAST = WORLDS["least"]
+ALLOCATE = event("allocate", rank=0, number=2, flaw=0)
+BOTH = event("insert", prompt=2, offer=0, values=0, priority=0, flaw=0)
+"""A prompt of two pages."""
+
+
+def marks_of(state):
+    state = jax.tree.map(jnp.asarray, state)
+    return np.asarray(fingerprints(view_of(state, LEAST.depth), LEAST.depth, exact=False)[0]).tolist()
+
+
+@pytest.fixture(scope="module")
+def explored():
+    return Explorer(LEAST).run()
+
+
+def test_every_state_of_the_smallest_world_is_sound(explored):
+    assert explored.failure is None, explored.failure.as_test()
+    assert explored.complete
+    assert explored.states == sum(explored.per_depth) == 6632
+    assert explored.events == sum(explored.happened.values())
+    assert set(explored.happened) == {kind.name for kind in Explorer(LEAST).programs.kinds}
+    assert min(explored.happened.values()) > 0
+
+
+def test_bounds_stop_an_exploration():
+    found = Explorer(LEAST).run(most_depth=3)
+    assert (found.depth, found.per_depth, found.complete) == (3, [1, 3, 10, 54], False)
+    assert not Explorer(LEAST).run(most_states=5).complete
+
+
+QUICK = ("load-publishes-all", "receipt-twice", "any-page", "id-reused")
+"""Mutants that are found within a few events; `purecache check --mutants` tries all of them."""
+
+
+@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.name in QUICK], ids=lambda each: each.name)
+def test_a_known_fault_is_found_by_its_shortest_way(mutant):
+    with mutant.applied():
+        found = Explorer(WORLDS[mutant.world], give_back_every=10**9).run(most_depth=6)
+        assert found.failure is not None
+        namespace = {}
+        exec(found.failure.as_test(), namespace)  # what it prints is a test that fails
+        with pytest.raises(AssertionError):
+            namespace["test_the_way_that_the_model_checker_found"]()
+    assert follow(WORLDS[mutant.world], found.failure.events) == []
+
+
+def test_a_mutant_is_gone_afterwards():
+    from purecache.transitions import load_back
+
+    right = load_back.leading_run
+    mutant = next(each for each in MUTANTS if each.name == "load-publishes-all")
+    with mutant.applied():
+        assert load_back.leading_run is not right
+    assert load_back.leading_run is right
+
+
+def test_following_a_way():
+    state = state_after(LEAST, [ALLOCATE, BOTH])
+    assert np.count_nonzero(state.nodes[Column.DEVICE_PAGE] >= 0) == 2
+    assert violations(state) == []
+    with pytest.raises(ValueError, match="cannot happen then"):
+        follow(LEAST, [BOTH])
+    with pytest.raises(ValueError, match="has no fork"):
+        follow(LEAST, [event("fork", node=0, flaw=0)])
+    with pytest.raises(ValueError, match="has the parameters"):
+        follow(LEAST, [event("allocate", rank=0)])
+
+
+def test_names_make_no_difference_but_order_does():
+    one = event("insert", prompt=0, offer=0, values=0, priority=0, flaw=0)
+    other = event("insert", prompt=1, offer=0, values=0, priority=0, flaw=0)
+    first, second = (state_after(LEAST, [ALLOCATE, *way]) for way in ((one, other), (other, one)))
+    assert marks_of(first) != marks_of(second)
+    touched = state_after(LEAST, [ALLOCATE, other, one, event("match", prompt=1, flaw=0)])
+    assert (first.nodes[Column.DEVICE_PAGE] != touched.nodes[Column.DEVICE_PAGE]).any()
+    assert marks_of(first) == marks_of(touched)
+
+
+def test_packing_keeps_all_that_makes_a_difference():
+    packing = Packing(LEAST)
+    state = state_after(LEAST, [ALLOCATE, BOTH, event("begin_backup", node=1, flaw=0)])
+    packed = packing.pack(jax.tree.map(jnp.asarray, state))
+    again = packing.unpack(packed, jnp.asarray(packing.settings))
+    for name in ("tokens", "nodes", "links", "orders", "shelves", "ledger", "books"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(state, name), err_msg=name)
+    dead = (state.nodes[Column.PARENT] == NONE) & (np.arange(LEAST.config.layout.rows) < LEAST.config.layout.nodes)
+    assert (state.nodes[Column.NEXT_SIBLING][dead] == UNREAD).all()
+    assert UNREAD in state.shelves[Shelf.FREE_PAGES]
+    assert state.books[Scalar.CLOCK] == 1
+
+
+@given(st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=20), max_size=12))
+def test_the_set_of_what_was_seen(batches):
+    seen, visited = set(), Visited()
+    for batch in batches:
+        marks = np.unique(np.array(batch, np.uint64))
+        new = visited.are_new(marks)
+        assert [int(mark) for mark in marks[new]] == sorted(set(batch) - seen)
+        visited.add(marks[new])
+        seen |= set(batch)
+        assert len(visited) == len(seen)
+
+
+def test_worlds_that_cannot_be_packed_are_refused():
+    with pytest.raises(ValueError, match="too large"):
+        World("big", "", CacheConfig(page_size=1, device_pages=100, host_pages=10))
+    with pytest.raises(ValueError, match="must have 2 tokens"):
+        World("pages", "", CacheConfig(page_size=2, device_pages=2))
+
+
+def test_the_command(capsys):
+    assert main(["check", "--list"]) == 0
+    assert "least" in capsys.readouterr().out
+    assert main(["check", "least", "--depth", "2", "--json", "--quiet"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["world"], row["states"], row["failure"]) == ("least", 14, None)
+    assert main(["check", "--mutants", "receipt-twice", "--quiet"]) == 0
+    assert "receipt-twice          found after" in capsys.readouterr().out
+    assert main(["check", "nowhere"]) == 2
+    assert main(["check", "--mutants", "none"]) == 2
+
+
+def test_a_failure_is_told_and_changes_the_exit_status(capsys, monkeypatch):
+    mutant = next(each for each in MUTANTS if each.name == "receipt-twice")
+    with mutant.applied():
+        assert main(["check", "least", "--quiet", "--depth", "4"]) == 1
+    told = capsys.readouterr().out
+    assert "BROKEN: a flaw is answered as documented" in told
+    assert "def test_the_way_that_the_model_checker_found():" in told

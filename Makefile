@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test test-gpu-compile lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
@@ -32,6 +32,11 @@ bench-sglang-jax: sglang-jax
 
 sglang-jax:
 	@$(PYTHON) tests/sglang_jax/make_environment.py --source "$(SRC)" --environment $(SGLANG_JAX_VENV) --python "$(PYTHON312)"
+
+# Random changes of the control plane, which its tests must notice: docs/verification.md.
+mutation: $(READY)
+	$(BIN)/python -m pip install -q 'cosmic-ray==8.7.0'
+	$(BIN)/python tests/mutation/run.py $(ARGS)
 
 # Compiles the copies of pages for a GPU that is not there. JAX's CUDA plugin is half a GB, so `make test` does without.
 test-gpu-compile: $(READY)

@@ -12,7 +12,7 @@ LAST_FIRST = (Policy.MRU, Policy.FILO)
 
 
 def doomed(deepest_first, needed):
-    """Whether of pages that are not on device one is being loaded below one that isn't: that load will be rolled back."""
+    """Whether, of pages off the device, one is being loaded below one that is not: that load will be rolled back."""
     return needed != deepest_first[: len(needed)]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from purecache.answers import CacheError, Inserted, Load, Loading, Match, Node, Receipt, Refusal, check
 from purecache.driver import Driver, Record
 from purecache.effects import AgreedPlane, Interpreter, Planes
+from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import LANES, of_pool
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
@@ -301,10 +302,11 @@ class PrefixCache:
 
         Storage keeps what it has: after new weights, attach it anew with their revision in its naming.
         """
-        self._run("reset", 0)
-        self._driver.plane.reset()
-        if self._driver.storage is not None:
-            self._driver.storage.reset()
+        with DeferredInterrupts():  # none of the three may go on with what the others have forgotten
+            self._run("reset", 0)
+            self._driver.plane.reset()
+            if self._driver.storage is not None:
+                self._driver.storage.reset()
 
     # ---- what there is -------------------------------------------------------------------------------------------
 

@@ -8,8 +8,11 @@ import sys
 from collections.abc import Sequence
 
 SUBCOMMANDS = {
+    "check": ("purecache.check.command", "explore every state of small caches"),
     "demo": ("purecache.demo.command", "serve real conversations with a small language model"),
+    "simulate": ("purecache.simulate.command", "run caches under seeded faults and check every byte that they serve"),
     "doctor": ("purecache.doctor.command", "check this machine and measure how fast pages move on it"),
+    "replay": ("purecache.replay.command", "repeat a recording of a cache, compare it, look into it"),
 }
 """Subcommand: (module with `add_arguments(parser)` and `run(options) -> int`, one line of help)."""
 

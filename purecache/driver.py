@@ -1,5 +1,6 @@
 """The one owner of the current state: runs transitions, carries out their effects, feeds completions back."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
@@ -135,13 +136,18 @@ class Driver:
         self._program: Any = None
         """The program that answered."""
         self._check_laws = check_laws
+        self._process = os.getpid()
         self.programs = ProgramTable(state, smallest)
         self._record = record
         if record is not None:
             record.begin(config, smallest, lambda: self._current[0])
 
     def run(self, name: str, size: int, *arguments: Any) -> Any:
-        """Run one transition, start its transfers, and return its reply (ints and int32 arrays)."""
+        """Run one transition, start its transfers, and return its reply (ints and int32 arrays).
+
+        Raises RuntimeError in a forked process.
+        """
+        self._check_process()
         program = self.programs.get(name, size)
         command = program.command(*arguments)
         if self._current[0][1] is not self._handled:
@@ -160,6 +166,11 @@ class Driver:
             with no_mesh():
                 law_checker()(self._state())
         return reply
+
+    def _check_process(self) -> None:
+        # Of a fork, only the calling thread lives on: a program or a copy that waits for another one would never end.
+        if os.getpid() != self._process:
+            raise RuntimeError("a cache can't be used in a forked process: start processes by spawn")
 
     def _step(self, program: Program, command: np.ndarray) -> None:
         # Between the donating call and the assignment the state is nobody's: an interrupt there would lose it. Python
@@ -185,6 +196,7 @@ class Driver:
 
     def complete(self, wait: bool = False) -> dict[tuple[int, int], int]:
         """End the operations whose transfers have ended; pages published, by operation and generation."""
+        self._check_process()
         published: dict[tuple[int, int], int] = {}
         while True:
             if wait:

@@ -9,9 +9,10 @@ import numpy as np
 
 import purecache.transitions as t
 from purecache.check.events import SOUND, STALE, Kind, table
-from purecache.check.request_events import handle_generation, live_node, node_handle, node_numbers, of_pool
+from purecache.check.handles import handle_generation, live_node, node_handle, node_numbers
 from purecache.check.views import View, ancestors, pages_in_flight, pages_where, stored_by
 from purecache.check.worlds import World
+from purecache.entries import of_pool
 from purecache.state.layout import Column, Ledger, Tier, TransferKind
 from purecache.transitions import Status
 

@@ -62,8 +62,8 @@ class Share:
 class Prefetch:
     """One prefetch. Ask `StorageTier.progress` about it, and match once it has ended."""
 
-    prompt: tuple[Any, ...]
-    """Pieces of the prompt, as programs take it."""
+    prompt: tuple[Any, ...] = field(repr=False)
+    """Pieces of the prompt, as programs take it. Not for logs."""
     usable: int
     """Pages of the prompt that the cache could use."""
     end: int

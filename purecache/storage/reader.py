@@ -60,8 +60,9 @@ class Reader:
         reserve: Callable[[Prefetch, Present], bool],
         end: Callable[[Prefetch], None],
         number: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pools, self._guard, self._patience = pools, guard, patience
+        self._pools, self._guard, self._patience, self._clock = pools, guard, patience, clock
         self._reserve, self._end, self._number = reserve, end, number
         self._queries: dict[int, Prefetch] = {}
         self._reads: dict[int, _Read] = {}
@@ -156,7 +157,7 @@ class Reader:
             count = min(pages.batch, len(share.wanted) - share.issued, pages.free)
             if not count:
                 # All buffers may be held by calls that never return: then the rest is given up.
-                now = time.monotonic()
+                now = self._clock()
                 share.starved = share.starved or now
                 if now - share.starved > self._patience:
                     share.stop()

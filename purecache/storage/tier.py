@@ -3,6 +3,7 @@
 import itertools
 import time
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
@@ -43,9 +44,16 @@ class StorageTier:
     """
 
     def __init__(
-        self, cache: PrefixCache, store: Store | Guard, naming: Namings, options: StorageOptions | None = None
+        self,
+        cache: PrefixCache,
+        store: Store | Guard,
+        naming: Namings,
+        options: StorageOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Attach `store` to `cache`; the store is the tier's from now on. A guard around one is used as it is.
+
+        `clock`: steady seconds, by which a prefetch without a staging buffer is given up.
 
         `naming` must make other names of page keys whenever anything differs that changes the bytes of a page (see
         `purecache.stores.names.ObjectRecord`): one where kv is the only pool, else one per pool, by name. What is on
@@ -84,7 +92,7 @@ class StorageTier:
         self._writer = Writer(self._pools, self.guard, self._end_store, lambda: next(numbers))
         patience = 2 * options.call_timeout
         hooks = self._reserve, self._end_prefetch, lambda: next(numbers)
-        self._reader = Reader(self._pools, self.guard, patience, *hooks)
+        self._reader = Reader(self._pools, self.guard, patience, *hooks, clock)
         self._counts = {"prefetches": 0, "prefetches_limited": 0, "prefetches_given_up": 0, "tokens_prefetched": 0}
         self._occupied = 0
         self._waiting: dict[int, Node] = {}
@@ -156,9 +164,10 @@ class StorageTier:
             first = min(first_needed(self._layout, pool, known.usable + 1) if pool else known.full, end)
             asked_for[pool] = first, [pages.objects(each) for each in keys[first:end]]
         started = Prefetch(prompt, known.usable, end, asked_for)
-        if not self._reader.start(started):
-            return Refusal(Status.TABLE_FULL)
-        self._occupied += self._cost(started)
+        with DeferredInterrupts():  # what is asked for must be known here, and counted
+            if not self._reader.start(started):
+                return Refusal(Status.TABLE_FULL)
+            self._occupied += self._cost(started)
         return started
 
     @property

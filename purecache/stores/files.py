@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Sequence, Set
 
+from purecache.stores.directories import is_own_directory, warn_of_others
 from purecache.stores.envelope import TRAILER
 from purecache.stores.files_quota import (
     GONE,
@@ -65,6 +66,7 @@ class FileStore(Store):
         except OSError as error:
             text = f"{error.strerror}; a file store needs a directory it can write to"
             raise OSError(error.errno, text, self._directory) from error
+        warn_of_others(self._directory)
         self._scan(now)
 
     def exists(self, keys: Sequence[str], deadline: float) -> list[Presence]:
@@ -120,10 +122,17 @@ class FileStore(Store):
         top, below = fan_of(key)
         return f"{self._directory}/{top}/{below}/{key}{SUFFIX}"
 
+    def _leads_out(self, path: str) -> bool:
+        """Whether a link in the place of a directory leads elsewhere: nothing there is ours."""
+        below = os.path.dirname(path)
+        return not is_own_directory(os.path.dirname(below), below)
+
     def _look(self, key: str) -> Presence:
-        entry = self._quota.find(key)
+        entry, path = self._quota.find(key), self._path(key)
+        if self._leads_out(path):
+            return Presence.NO
         try:
-            status = os.lstat(self._path(key))
+            status = os.lstat(path)
         except OSError as error:
             if error.errno not in GONE:
                 return Presence.UNKNOWN
@@ -135,9 +144,11 @@ class FileStore(Store):
         return Presence.YES
 
     def _read(self, key: str, buffer: memoryview) -> Fetch:
-        entry = self._quota.find(key)
+        entry, path = self._quota.find(key), self._path(key)
+        if self._leads_out(path):
+            return Fetch.MISSING
         try:
-            descriptor = os.open(self._path(key), READ_FLAGS)
+            descriptor = os.open(path, READ_FLAGS)
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
@@ -163,6 +174,8 @@ class FileStore(Store):
 
     def _write(self, key: str, buffer: memoryview, batch: Set[str], deadline: float) -> bool:
         size, path = buffer.nbytes, self._path(key)
+        if self._leads_out(path):
+            return False
         if self._is_present(key, path, size):
             self._quota.adopt(key, size, checked=True)
             return True
@@ -218,7 +231,8 @@ class FileStore(Store):
         return gone
 
     def _remove(self, key: str) -> bool:
-        return unlink(self._path(key))
+        path = self._path(key)
+        return self._leads_out(path) or unlink(path)
 
     def _file_system_time(self) -> float:
         """What the file system takes for now: a file server has its own clock. Also tries that we can write."""

@@ -196,11 +196,16 @@ def walk(directory: str) -> Iterator[tuple[tuple[str, str], os.DirEntry[str]]]:
     for top in _entries(directory):
         if is_temporary(top.name):
             yield ("", ""), top
-        elif _FAN.fullmatch(top.name):
+        elif _is_fan(top):
             for below in _entries(top.path):
-                if _FAN.fullmatch(below.name):
+                if _is_fan(below):
                     for entry in _entries(below.path):
                         yield (top.name, below.name), entry
+
+
+def _is_fan(entry: os.DirEntry[str]) -> bool:
+    """Whether this is one of the directories of objects. A link to one is not."""
+    return _FAN.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
 
 
 def fan_of(key: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """The one place around every store: threads, deadlines, checks of what it answers, and counters."""
 
 import enum
+import os
 import threading
 import time
 from collections import deque
@@ -141,22 +142,25 @@ class Guard:
         self._unreported: set[int] = set()
         """Of calls of which nothing has been reported."""
         self._live = self._stuck = 0
+        self._closed = False
         self._closer: threading.Thread | None = None
+        self._process = os.getpid()
         with self._lock:
             self._hire()
 
     def start(self, request: Request) -> bool:
         """Accept a request. False where too many are under way, the store is failing, or the guard is closed.
 
-        Raises ValueError for a request that is wrong in itself.
+        Raises ValueError for a request that is wrong in itself, and RuntimeError in a forked process.
         """
+        self._check_process()
         _check(request)
         with self._lock:
             if request.number in self._tickets:
                 raise ValueError(f"request {request.number} is still under way")
             counters = self._counters[request.kind]
             full = len(self._unreported) >= self._queue or self._stuck >= 2 * self._workers
-            if self._closer is not None or full or not self.breaker.allows():
+            if self._closed or full or not self.breaker.allows():
                 counters.refused += 1
                 return False
             counters.calls += 1
@@ -168,7 +172,8 @@ class Guard:
             return True
 
     def poll(self) -> list[Done]:
-        """What has been completed or has become late since the last call."""
+        """What has been completed or has become late since the last call. Raises RuntimeError in a forked process."""
+        self._check_process()
         with self._lock:
             limit = self._clock() - SLACK
             while self._waiting and self._waiting[0].deadline < limit:
@@ -195,7 +200,11 @@ class Guard:
             return self._news.wait_for(lambda: bool(self._done), seconds)
 
     def stats(self) -> dict[str, int]:
-        """All counters, as `get_hits`, and `breaker_openings`, `breaker_open`, `stuck_threads`, `unreported`."""
+        """All counters, as `get_hits`, and `breaker_openings`, `breaker_open`, `stuck_threads`, `unreported`.
+
+        Raises RuntimeError in a forked process.
+        """
+        self._check_process()
         with self._lock:
             numbers = {f"{kind.value}_{name}": n for kind in Kind for name, n in asdict(self._counters[kind]).items()}
             state = {"breaker_openings": self.breaker.openings, "breaker_open": int(self.breaker.is_open)}
@@ -204,18 +213,33 @@ class Guard:
     def close(self, seconds: float = 5.0) -> bool:
         """Accept nothing more, drop what no worker has begun, and close the store once no call is in it.
 
-        Waits at most `seconds`; False: calls are still under way, and the store is closed when they return, if ever.
-        `poll` goes on reporting. A second call does nothing but wait.
+        Waits at most `seconds`; False: calls are still under way, and the store is closed when they return, if ever,
+        or there was no thread to be had for it, and a later call tries again. `poll` goes on reporting. A second call
+        does nothing but wait. In a forked process nothing happens: all of it is the parent's.
         """
+        if os.getpid() != self._process:
+            return True
         with self._lock:
-            if self._closer is None:
-                self._closer = threading.Thread(target=self._close_store, name="purecache store closer", daemon=True)
+            if not self._closed:
+                self._closed = True
                 self._drop_waiting()
                 self._work.notify_all()
-                self._closer.start()
             closer = self._closer
+            if closer is None:
+                closer = threading.Thread(target=self._close_store, name="purecache store closer", daemon=True)
+                try:
+                    closer.start()
+                except (RuntimeError, MemoryError) as error:
+                    self.last_error = _text(error)
+                    return False
+                self._closer = closer
         closer.join(seconds)
         return not closer.is_alive()
+
+    def _check_process(self) -> None:
+        # The threads that would answer are not there, and one of them may have held the lock when they went.
+        if os.getpid() != self._process:
+            raise RuntimeError("a store can't be used in a forked process: start processes by spawn")
 
     def _close_store(self) -> None:
         with self._lock:
@@ -226,9 +250,11 @@ class Guard:
         except BaseException as error:
             self.last_error = _text(error)
 
+    # Who carries calls out by itself, without threads, overrides `_hire` and calls `_begin`, `_perform` and `_end`.
+
     def _hire(self) -> None:
         """Start threads until `workers` are not stuck, but not more than three times as many in all."""
-        while self._closer is None and self._live < self._workers and self._stuck <= 2 * self._workers:
+        while not self._closed and self._live < self._workers and self._stuck <= 2 * self._workers:
             try:
                 threading.Thread(target=self._serve, name="purecache store worker", daemon=True).start()
             except (RuntimeError, MemoryError) as error:  # no threads to be had now; the next poll tries again
@@ -239,27 +265,34 @@ class Guard:
     def _serve(self) -> None:
         """The life of a worker. Nothing that waits happens under the lock."""
         while (call := self._next_call()) is not None:
-            outcome = _perform(self._store, call)
-            with self._lock:
-                self._running.remove(call)
-                self._settle(call, outcome)
-                self._news.notify_all()
-                if call.late:
-                    self._stuck -= 1
-                    if self._live >= self._workers:
-                        return
-                    self._live += 1
+            if not self._end(call, _perform(self._store, call)):
+                return
             # Requests hold memory of the caller, which must not live on in a waiting thread.
-            del call, outcome
+            del call
 
     def _next_call(self) -> _Call | None:
         with self._lock:
-            self._work.wait_for(lambda: self._waiting or self._closer is not None)
-            if self._closer is not None:
-                return None
-            call = self._waiting.popleft()
-            self._running.append(call)
-            return call
+            self._work.wait_for(lambda: self._waiting or self._closed)
+            return None if self._closed else self._begin()
+
+    def _begin(self) -> _Call:
+        """Take the oldest call that waits, under the lock."""
+        call = self._waiting.popleft()
+        self._running.append(call)
+        return call
+
+    def _end(self, call: _Call, outcome: _Outcome) -> bool:
+        """Take note of what a call came to; whether its thread is to take another one."""
+        with self._lock:
+            self._running.remove(call)
+            self._settle(call, outcome)
+            self._news.notify_all()
+            if call.late:
+                self._stuck -= 1
+                if self._live >= self._workers:
+                    return False
+                self._live += 1
+        return True
 
     def _settle(self, call: _Call, outcome: _Outcome) -> None:
         counters = self._counters[call.request.kind]

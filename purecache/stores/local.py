@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import struct
 import threading
@@ -23,11 +24,15 @@ from typing import Any
 
 import lmdb
 
+from purecache.stores.directories import refuse_plants, warn_of_others
 from purecache.stores.interface import Fetch, Presence, Store
 from purecache.stores.local_index import Entry, Index, IndexUnusable, Owners, Reservation
 from purecache.stores.local_pages import BLOCK, Pages
 
 _FORMAT = 1
+_FILES = ("setup.lock", "meta.json", "meta.json.new", "pages", "pages.new")
+_INDEX = re.compile("index-[0-9a-f]{8}")
+_META_BYTES = 1 << 16
 _LOG = logging.getLogger(__name__)
 
 
@@ -125,6 +130,11 @@ class LocalStore(Store):
     def _open(self, directory: Path, direct: bool, stack: contextlib.ExitStack) -> None:
         owners = directory / "owners"
         owners.mkdir(mode=0o700, parents=True, exist_ok=True)
+        warn_of_others(directory)
+        indexes = list(directory.glob("index-*"))
+        refuse_plants((), (owners, *indexes))
+        refuse_plants([directory / name for name in _FILES], ())
+        refuse_plants([index / name for index in indexes for name in ("data.mdb", "lock.mdb")], ())
         with _locked(directory / "setup.lock"):
             self._owners = Owners(owners)
             stack.callback(self._owners.close)
@@ -335,10 +345,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _read_meta(directory: Path) -> dict[str, Any] | None:
     try:
-        meta = json.loads((directory / "meta.json").read_bytes())
+        with (directory / "meta.json").open("rb") as file:
+            meta = json.loads(file.read(_META_BYTES))
     except (FileNotFoundError, ValueError):
         return None
-    return meta if isinstance(meta, dict) and str(meta.get("index", "")).startswith("index-") else None
+    return meta if isinstance(meta, dict) and _INDEX.fullmatch(str(meta.get("index", ""))) else None
 
 
 def _size(path: Path) -> int:

@@ -290,7 +290,7 @@ class Owners:
 
     def _is_dead(self, owner: bytes) -> bool:
         try:
-            file = os.open(self._path(owner), os.O_RDWR)
+            file = os.open(self._path(owner), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return True
         except OSError:

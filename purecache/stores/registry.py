@@ -18,6 +18,7 @@ _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", 1):
     _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}iB": 1024**_power}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)")
+_PASSWORD = re.compile(r"[^/]*://[^/@]*:[^/]*@")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
@@ -37,13 +38,16 @@ def open_store(spec: str, object_bytes: int, **options: Any) -> Store:
       `object_bytes` and the options.
 
     Options stand behind the question mark or are given as keywords, under the same names; those behind the question
-    mark reach a class as text. Raises ValueError for what it doesn't understand (it says what there is), ImportError
+    mark reach a class as text. Raises ValueError for what it doesn't understand (it says what there is) and for a
+    password in the address, which is no secret: it stands in errors. ImportError
     where a package lacks, TypeError where a class makes no `Store`, and what the store itself raises.
     """
     if object_bytes < 1:
         raise ValueError(f"object_bytes must be at least 1, not {object_bytes}")
     address, options = _split(spec, options)
     scheme, colon, _ = address.partition(":")
+    if _PASSWORD.match(address):  # a URL is told in errors and logs
+        raise ValueError(f"{scheme}: a password doesn't belong into the URL: give it as an option of the store")
     if not colon:
         return _call(address, _plug_in(address), object_bytes, options)
     if scheme == "memory":

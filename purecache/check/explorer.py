@@ -10,7 +10,7 @@ import numpy as np
 
 from purecache.check.contracts import broken_contracts
 from purecache.check.events import Event
-from purecache.check.programs import LANES, Programs, Survey
+from purecache.check.programs import LANES, Survey, programs_of
 from purecache.check.visited import Visited
 from purecache.check.worlds import World
 
@@ -77,7 +77,7 @@ class Explorer:
 
     def __init__(self, world: World, give_back_every: int = 1) -> None:
         """`give_back_every`: of how many new states one is drained, which takes longer than all the rest."""
-        self.programs, self._every = Programs(world), give_back_every
+        self.programs, self._every = programs_of(world), give_back_every
         self._visited = Visited()
         self._parents, self._ways = [np.array([START])], [np.array([START], np.int32)]
         """Per block of states: the number of the state that each was reached from first, and by which event."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from purecache.check.contracts import broken_contracts
 from purecache.check.events import Event
-from purecache.check.programs import LANES, Programs
+from purecache.check.programs import LANES, Programs, programs_of
 from purecache.check.worlds import World
 from purecache.state import CacheState
 from purecache.state.laws import violations
@@ -19,7 +19,7 @@ def follow(world: World, events: Iterable[Event]) -> list[str]:
     The answer names contracts, and each law that the state breaks. Raises ValueError for an event that the world does
     not know, or that cannot happen then.
     """
-    programs = Programs(world)
+    programs = programs_of(world)
     state = programs.packing.start
     for number, event in enumerate(events, 1):
         state, broken = _one(programs, state, event, number)
@@ -30,7 +30,7 @@ def follow(world: World, events: Iterable[Event]) -> list[str]:
 
 def state_after(world: World, events: Iterable[Event]) -> CacheState:
     """The state that events lead to, in NumPy, with clock and counters as the checker keeps them."""
-    programs = Programs(world)
+    programs = programs_of(world)
     state = programs.packing.start
     for number, event in enumerate(events, 1):
         state, _ = _one(programs, state, event, number)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import purecache.transitions
+from purecache.check.programs import programs_of
 from purecache.state.layout import NONE, Column, Ledger
 from purecache.transitions.walk import bucket_of
 
@@ -35,19 +36,23 @@ class Mutant:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """The fault is in force within. Build the programs of an exploration within, too."""
+        """The fault is in force within: in programs that are made within."""
         module, _, name = self.function.partition(".")
         home = importlib.import_module(f"purecache.transitions.{module}")
         right = getattr(home, name)
         users = [home] if self.only_here else [each for each in _modules() if getattr(each, name, None) is right]
         wrong = self.change(right)
-        for user in users:
-            setattr(user, name, wrong)
+        self._exchange(users, name, wrong)
         try:
             yield
         finally:
-            for user in users:
-                setattr(user, name, right)
+            self._exchange(users, name, right)
+
+    @staticmethod
+    def _exchange(users: list[Any], name: str, function: Any) -> None:
+        for user in users:
+            setattr(user, name, function)
+        programs_of.cache_clear()
 
 
 def _modules() -> list[Any]:

@@ -187,6 +187,12 @@ class Programs:
         return jnp.where(jax.vmap(is_empty)(after), 0, bit_of("everything can be given back"))
 
 
+@functools.lru_cache(maxsize=4)
+def programs_of(world: World) -> Programs:
+    """The programs of a world, made once: tracing them takes as long as exploring a small world."""
+    return Programs(world)
+
+
 def _padded(pages: jax.Array | None, size: int) -> jax.Array:
     """int32[size] pages, NONE beyond."""
     if pages is None:

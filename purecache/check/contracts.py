@@ -88,6 +88,8 @@ class Deed(NamedTuple):
     """[] the status of the reply."""
     number: jax.Array
     """[] pages that the reply counts."""
+    most: jax.Array
+    """[] pages that may become visible, as they fared."""
     right: jax.Array
     """[] bool: whether the answer is what the tree says."""
     ends: jax.Array
@@ -210,14 +212,15 @@ def _columns(view: View, tier: Tier) -> list[jax.Array]:
 
 
 def _appeared(fills: Any, counted: Any, deed: Deed, before: View, after: View, tier: Tier) -> jax.Array:
-    """Whether a page became visible in a tier that may not, or not as many as the reply says."""
+    """Whether a page became visible in a tier that may not, not as many as the reply says, or more than arrived."""
     kept, wrong, new = _identity(before, after), [], jnp.int32(0)
     for pool, (was, now) in enumerate(zip(_columns(before, tier), _columns(after, tier), strict=True)):
         appeared = after.live & (now >= 0) & (~kept | (was < 0))
         allowed = (fills == pool) | (fills == EVERY_POOL)
         wrong.append(appeared & ~allowed)
         new += jnp.sum(appeared & allowed, dtype=jnp.int32)
-    return _any(*wrong) | ((counted != 0) & (fills >= 0) & (new != deed.number))
+    miscounted = (counted != 0) & (fills >= 0) & ((new != deed.number) | (new > deed.most))
+    return _any(*wrong) | miscounted
 
 
 def _left(before: View, after: View) -> jax.Array:

@@ -44,6 +44,9 @@ class Kind:
     given: Callable[[tuple[Any, ...]], tuple[Any, tuple[jax.Array, ...]]] | None = None
     """arguments -> rank, and per pool the lent pages that the caller hands over."""
 
+    publishable: Callable[[View, Any], jax.Array] | None = None
+    """(view, parameters) -> [] how many pages the end of a transfer may make visible, as they fared."""
+
     def named(self, parameters: Any) -> SimpleNamespace:
         """The parameters [len(fields)] by name."""
         return SimpleNamespace(**dict(zip(self.fields, parameters, strict=True)))

@@ -142,6 +142,7 @@ class Programs:
                 wanted=kind.refused_as(p.flaw),
                 status=kind.status(reply),
                 number=getattr(reply, "number", jnp.int32(0)),
+                most=jnp.int32(size if kind.publishable is None else kind.publishable(view, p)),
                 right=jnp.bool_(True) if kind.expected is None else kind.expected(view, p, reply),
                 ends=ends,
                 rank=jnp.asarray(rank, jnp.int32),

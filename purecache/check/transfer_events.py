@@ -86,6 +86,24 @@ def _endings(world: World, size: int) -> np.ndarray:
     return table(range(world.config.max_operations), range(1 << size), [SOUND, STALE])
 
 
+def _leading(view: View, p: Any, size: int) -> jax.Array:
+    """[] pages that arrived with all above them; the outcome is deepest first."""
+    count, index = view.operation(Ledger.OPERATION_COUNT)[p.operation], jnp.arange(size)
+    return count - 1 - jnp.max(jnp.where((index < count) & ~outcome(p, size), index, -1))
+
+
+def _each(view: View, p: Any, size: int) -> jax.Array:
+    """[] pages that arrived."""
+    count = view.operation(Ledger.OPERATION_COUNT)[p.operation]
+    return jnp.sum(outcome(p, size) & (jnp.arange(size) < count), dtype=jnp.int32)
+
+
+def _first(view: View, p: Any, size: int) -> jax.Array:
+    """[] pages that arrived with all before them; the outcome is in the order of the prompt."""
+    count, index = view.operation(Ledger.OPERATION_COUNT)[p.operation], jnp.arange(size)
+    return jnp.minimum(count, jnp.min(jnp.where(outcome(p, size), size, index)))
+
+
 _STALE = ((STALE, Status.STALE),)
 
 
@@ -99,6 +117,7 @@ def _finish(world: World, name: str, function: Any, kind: TransferKind) -> Kind:
         lambda view, p: (_handle(p), outcome(p, world.size)),
         function,
         _STALE,
+        publishable=lambda view, p: _leading(view, p, size),
     )
 
 
@@ -123,6 +142,7 @@ def _finish_values(world: World, name: str, function: Any, kind: TransferKind, t
         arguments,
         functools.partial(function, pool=pool),
         _STALE,
+        publishable=lambda view, p: _each(view, p, size),
     )
 
 
@@ -214,6 +234,7 @@ def _finish_prefetch(world: World, pool: int) -> Kind:
         rows,
         enabled,
         arguments,
-        functools.partial(t.finish_prefetch) if not pool else functools.partial(t.finish_value_prefetch, pool=pool),
+        functools.partial(t.finish_value_prefetch, pool=pool) if pool else t.finish_prefetch,
         _STALE,
+        publishable=lambda view, p: (_each if pool else _first)(view, p, most),
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+import purecache.simulate.requests as requests
 from purecache.answers import CacheError, Refusal
-from purecache.simulate import requests
 from purecache.simulate.fate import Fault, Finding
 from purecache.simulate.plan import NAMES
 from purecache.simulate.process import Process
-from purecache.simulate.requests import Request
+from purecache.simulate.request import Request
 from purecache.state.pools import ANCHOR
 from purecache.storage import Progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,13 @@ from purecache.simulate.fate import Fate, Finding
 from purecache.simulate.plan import Plan
 from purecache.simulate.plane import SimulatedPlanes, SimulatedPool
 from purecache.simulate.profiles import PROFILES
+from purecache.simulate.request import Request
 from purecache.simulate.store import SimulatedGuard, SimulatedStore
 from purecache.state import NONE, Tier
 from purecache.state.layout import Account, Scalar
 from purecache.state.pools import ANCHOR
 from purecache.storage import Prefetch, StorageOptions, StorageTier
 from purecache.stores.names import ObjectRecord
-
-if TYPE_CHECKING:
-    from purecache.simulate.requests import Request
 
 PATIENCE = 8.0
 """Ticks until a call of the store is late."""

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from purecache.answers import Inserted, Load, Loading, Match, Node, Receipt, Refusal
-from purecache.simulate.content import PARTIAL, Prints
+from purecache.answers import Inserted, Load, Loading, Match, Node, Refusal
+from purecache.simulate.content import PARTIAL
 from purecache.simulate.fate import Finding
 from purecache.simulate.process import Process
+from purecache.simulate.request import Request
 from purecache.state import NONE
 from purecache.state.pools import ANCHOR
 
 _EMPTY = np.zeros(0, np.int32)
-
-
-@dataclass(eq=False)
-class Request:
-    """A request and the pages it holds."""
-
-    tokens: list[int]
-    """Prompt, and the answer so far."""
-    space: dict[str, Any]
-    """Namespace and rank, as they are passed."""
-    prints: Prints
-    receipt: Receipt
-    pages: list[int] = field(default_factory=list)
-    """Of kv."""
-    shared: int = 0
-    """How many of them are the tree's; the rest is lent."""
-    counted: int = 0
-    filled: int = 0
-    """Tokens that are computed."""
-    rows: dict[str, list[int]] = field(default_factory=dict)
-    """Per pool that is read in place, a page per page of kv, or NONE."""
-    own: dict[str, set[int]] = field(default_factory=dict)
-    """Which of these are lent."""
-    slots: dict[str, int] = field(default_factory=dict)
-    """Per pool of states, the request's own."""
-
-    @property
-    def rank(self) -> int:
-        """Data-parallel rank."""
-        return self.space["rank"] or 0
-
-    def lent(self) -> dict[str, int]:
-        """Pages that are lent to it, by pool."""
-        lent = {ANCHOR: len(self.pages) - self.shared} | {pool: len(pages) for pool, pages in self.own.items()}
-        return lent | dict.fromkeys(self.slots, 1)
 
 
 def admit(process: Process, tokens: list[int], space: dict[str, Any]) -> None:

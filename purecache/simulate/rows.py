@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from purecache.simulate.content import FAILED, IN_FLIGHT
-from purecache.simulate.fate import Fault
+from purecache.simulate.fate import Fate, Fault
 
-if TYPE_CHECKING:
-    from purecache.simulate.plane import SimulatedPool
+
+class HostPool(Protocol):
+    """The host side of a simulated pool."""
+
+    fate: Fate
+    host: np.ndarray
+    """[pages] words."""
+    valid: np.ndarray
+    """[pages] bool: whether the page was not dropped."""
 
 
 @dataclass(eq=False, slots=True)
 class _Copy:
     """A copy between host pages and rows: an array that is not there yet, and a part of it."""
 
-    pool: SimulatedPool
+    pool: HostPool
     where: np.ndarray
     """Positions among the pages of the call."""
     pages: np.ndarray
@@ -44,7 +51,7 @@ class HostRows:
 
     row_bytes = 8
 
-    def __init__(self, pool: SimulatedPool, batch: int) -> None:
+    def __init__(self, pool: HostPool, batch: int) -> None:
         self._pool, self._batch = pool, batch
 
     def has(self, pages: np.ndarray) -> np.ndarray:

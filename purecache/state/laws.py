@@ -18,9 +18,7 @@ from purecache.state.cache_state import CacheState, empty_arrays
 from purecache.state.layout import (
     FREE,
     LENT,
-    LOCKS,
     NONE,
-    PAGES,
     RESERVED,
     TIERS,
     Account,
@@ -33,12 +31,13 @@ from purecache.state.layout import (
     TransferKind,
 )
 from purecache.state.linked import link_laws
+from purecache.state.node_columns import Columns, counted
 from purecache.state.value_laws import Values, broken_value_laws
 
 
 def broken_laws(state: CacheState, xp: ModuleType = np) -> dict[str, Any]:
     """For each law, how often it is broken: int scalars of `xp` (numpy or jax.numpy)."""
-    nodes = _Nodes(state, xp)
+    nodes = Columns(state, xp)
     kv = _tree_laws(nodes) | _page_laws(nodes) | _lock_laws(nodes) | _table_laws(nodes)
     return kv | link_laws(state, xp) | broken_value_laws(state, xp)
 
@@ -79,35 +78,7 @@ def law_checker() -> Callable[[CacheState], None]:
     return check
 
 
-class _Nodes:
-    """The columns of a state that the laws speak of, and what is derived from them once."""
-
-    def __init__(self, state: CacheState, xp: ModuleType) -> None:
-        layout = state.layout
-        self.state, self.xp, self.layout = state, xp, layout
-        self.ids = xp.arange(layout.rows)
-        self.is_root = (self.ids >= layout.nodes) & (self.ids < layout.nodes + layout.ranks)
-        self.parent = state.nodes[Column.PARENT]
-        self.live = (self.parent != NONE) & (self.ids < layout.nodes)
-        self.above = xp.where(self.live, self.parent, 0)
-        self.device, self.host, self.incoming = (state.nodes[row] for row in PAGES)
-        self.device_locks, self.host_locks = (state.nodes[row] for row in LOCKS)
-
-    def total(self, mask: Any) -> Any:
-        """How often `mask` holds."""
-        return self.xp.sum(mask, dtype=self.xp.int32)
-
-    def per_node(self, nodes: Any, mask: Any) -> Any:
-        """[rows] how many of the masked entries name each node."""
-        rows = self.layout.rows
-        index = self.xp.where(mask, nodes, rows)
-        return self.xp.bincount(index.reshape(-1), minlength=rows + 1, **self._length())[:rows]
-
-    def _length(self) -> dict[str, int]:
-        return {} if self.xp is np else {"length": self.layout.rows + 1}
-
-
-def _tree_laws(n: _Nodes) -> dict[str, Any]:
+def _tree_laws(n: Columns) -> dict[str, Any]:
     xp, nodes = n.xp, n.state.nodes
     parent_live = n.live[n.above] | n.is_root[n.above]
     on_device = n.live & (n.device >= 0)
@@ -140,11 +111,11 @@ def _tree_laws(n: _Nodes) -> dict[str, Any]:
     }
 
 
-def _has_page(n: _Nodes) -> Any:
+def _has_page(n: Columns) -> Any:
     return (n.device >= 0) | (n.host >= 0) | (n.incoming >= 0)
 
 
-def _page_laws(n: _Nodes) -> dict[str, Any]:
+def _page_laws(n: Columns) -> dict[str, Any]:
     loading = n.live & (n.device < 0) & (n.host >= 0) & (n.incoming >= 0)
     writing = n.live & (n.host < 0) & (n.incoming >= 0)
     loose = (n.device < 0) & (n.incoming < 0) & (n.device_locks == 0) & (n.host_locks == 0)
@@ -175,7 +146,7 @@ def _page_laws(n: _Nodes) -> dict[str, Any]:
 
 
 def _shelf_laws(
-    n: _Nodes, tier: Tier, rank: int, pool: int, pages_of: tuple[Any, Any], held: tuple[Any, ...]
+    n: Columns, tier: Tier, rank: int, pool: int, pages_of: tuple[Any, Any], held: tuple[Any, ...]
 ) -> dict[str, Any]:
     """The accounts, owners and free-list of one tier, rank and pool.
 
@@ -202,19 +173,19 @@ def _shelf_laws(
     owner = xp.where(owners >= 0, owners, 0)
     holds = (column[owner] == pages) | (moving[owner] & (incoming[owner] == pages))
     on_stack = xp.where(pages < accounts[Account.FREE], stack, size)
-    counted = xp.bincount(on_stack, minlength=size + 1, **({} if xp is np else {"length": size + 1}))[:size]
+    listed = counted(xp, on_stack, size + 1)[:size]
     return {
         f"accounts are true {where}": wrong,
         f"pages add up to the capacity {where}": xp.abs(sum(accounts.values()) - size),
         f"the owner of a page holds it {where}": n.total((owners >= 0) & ~(holds & n.live[owner] & here[owner])),
-        f"a page on the free-list is free, once {where}": n.total(counted != (owners == FREE)),
+        f"a page on the free-list is free, once {where}": n.total(listed != (owners == FREE)),
         f"every page of a node is owned by it {where}": xp.abs(
             n.total(owners >= 0) - n.total(n.live & here & (column >= 0)) - n.total(moving & here)
         ),
     }
 
 
-def _lock_laws(n: _Nodes) -> dict[str, Any]:
+def _lock_laws(n: Columns) -> dict[str, Any]:
     ledger = n.state.ledger
     held = n.per_node(ledger[Ledger.RECEIPT_NODE], ledger[Ledger.RECEIPT_NODE] != NONE)
     kinds = n.xp.where(ledger[Ledger.OPERATION_POOL] == 0, ledger[Ledger.OPERATION_KIND], NONE)
@@ -230,7 +201,7 @@ def _lock_laws(n: _Nodes) -> dict[str, Any]:
     return laws
 
 
-def _table_laws(n: _Nodes) -> dict[str, Any]:
+def _table_laws(n: Columns) -> dict[str, Any]:
     xp, scalars, ledger = n.xp, n.state.books, n.state.ledger
     out = ledger[Ledger.OPERATION_KIND] != NONE
     kinds = xp.where(ledger[Ledger.OPERATION_POOL] == 0, ledger[Ledger.OPERATION_KIND], NONE)

@@ -21,6 +21,7 @@ from purecache.state.layout import (
     Tier,
     TransferKind,
 )
+from purecache.state.node_columns import counted
 
 
 class Values:
@@ -104,8 +105,7 @@ def _lock_laws(state: CacheState, xp: ModuleType, pool: int) -> dict[str, Any]:
     def hold(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         node, left, locks = carry
         index = xp.where((left > 0) & (node >= 0), node, layout.rows)
-        length = {} if xp is np else {"length": layout.rows + 1}
-        locks = locks + xp.bincount(index, minlength=layout.rows + 1, **length)[: layout.rows].astype(locks.dtype)
+        locks = locks + counted(xp, index, layout.rows + 1)[: layout.rows].astype(locks.dtype)
         return nodes[Column.PARENT, xp.maximum(node, 0)], left - 1, locks
 
     start = (holder, left, xp.zeros(layout.rows, holder.dtype))

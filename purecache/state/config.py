@@ -1,7 +1,7 @@
 """What a user decides about a cache, checked when it is built."""
 
 import enum
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from purecache.state.layout import Layout
@@ -85,7 +85,7 @@ class CacheConfig:
     levels: int = 16
     max_operations: int = 256
     max_receipts: int = 4096
-    seed: int = 0
+    seed: int = field(default=0, repr=False)
     backup_threshold: int | None = None
     external_pages: bool = False
     pools: tuple[PoolSpec, ...] = ()
@@ -95,14 +95,14 @@ class CacheConfig:
         object.__setattr__(self, "policy", self._policy())
         object.__setattr__(self, "write", self._write())
         least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("policy", "write", "bigrams", "external_pages", "pools") or value is None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("policy", "write", "bigrams", "external_pages", "pools") or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{field.name} must be an int, got {value!r}")
-            if value < least.get(field.name, 1):
-                raise ConfigError(f"{field.name} must be at least {least.get(field.name, 1)}, got {value}")
+                raise ConfigError(f"{each.name} must be an int, got {value!r}")
+            if value < least.get(each.name, 1):
+                raise ConfigError(f"{each.name} must be at least {least.get(each.name, 1)}, got {value}")
         if self.levels < 2:
             raise ConfigError("levels must be at least 2: SLRU keeps two lists")
         object.__setattr__(self, "pools", tuple(self.pools))

@@ -17,6 +17,7 @@ from tiers import OBJECT, RECORD, attached, emptied, prefetched, stored
 from purecache.answers import CacheError
 from purecache.inputs import as_int32
 from purecache.namespaces import namespace_digest
+from purecache.state import CacheConfig
 from purecache.stores.guard import Guard, Kind, Request
 from purecache.stores.local import LocalStore
 from purecache.stores.registry import open_store
@@ -122,3 +123,7 @@ def test_a_password_in_a_url_is_in_no_error(url):
     with pytest.raises((ValueError, ImportError)) as caught:
         open_store(url, 256)
     assert SECRET.replace("/", "") not in texts_of(caught.value)
+
+
+def test_a_configuration_does_not_show_its_seed():
+    assert "918273645" not in repr(CacheConfig(page_size=1, device_pages=1, seed=918273645))

@@ -334,7 +334,7 @@ class PrefixCache:
         return self._driver.copy_state()
 
     def snapshot(self) -> Snapshot:
-        """Which prefixes there are, the hottest first, without their bytes; see `purecache.snapshots.rewarm`."""
+        """Which prefixes there are, the hottest first, without their bytes; see `purecache.storage.rewarm`."""
         return snapshot_of(self.config, self._driver.copy_state(), self._inputs.origin_of)
 
     def pages(self, account: Account, tier: Tier = Tier.DEVICE, rank: int = 0, pool: str = ANCHOR) -> int:

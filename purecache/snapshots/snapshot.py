@@ -1,7 +1,7 @@
 """Snapshots: which prefixes a cache has, the hottest first, to be fetched from storage by the next process.
 
 The bytes in device and host memory are gone when a process ends. What is worth keeping are the prefixes themselves:
-tokens, namespaces (from both follow the keys in storage) and how recently they were used. `purecache.snapshots.rewarm`
+tokens, namespaces (from both follow the keys in storage) and how recently they were used. `purecache.storage.rewarm`
 brings them back.
 """
 

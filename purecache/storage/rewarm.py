@@ -8,8 +8,8 @@ import numpy as np
 from purecache.answers import Refusal
 from purecache.cache import PrefixCache
 from purecache.snapshots.snapshot import Prefix, Snapshot, SnapshotError
-from purecache.storage import Prefetch, StorageTier
-from purecache.storage.prefetch import Stage
+from purecache.storage.prefetch import Prefetch, Stage
+from purecache.storage.tier import StorageTier
 from purecache.transitions import Status
 
 LOOKED_AT = 32

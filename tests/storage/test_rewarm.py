@@ -7,10 +7,10 @@ from support import new_cache, serve, settle, tiny
 from test_tier import Shelf, attached, check_bytes
 
 from purecache.snapshots import Snapshot, SnapshotError
-from purecache.snapshots.rewarm import Rewarm
 from purecache.state import Tier
 from purecache.state.layout import Account
 from purecache.storage import EndPolicy
+from purecache.storage.rewarm import Rewarm
 
 pytestmark = pytest.mark.filterwarnings("ignore:a page is 2 tokens")
 PROMPTS = [[1, 1, 2, 2, 3, 3], [1, 1, 2, 2, 4, 4], [5, 5], [7, 7]]

@@ -141,6 +141,8 @@ def cache_config(
         # 1 is the servers' default and says nothing: "selective" would then be no different from "write through".
         backup_threshold=threshold if threshold > 1 else None,
         external_pages=True,
+        # Servers draw it at random, and all processes of one have the same: prompts that collide can't be prepared.
+        seed=get(arguments, "random_seed", 0),
     )
     if (Component.SWA in choice.components) != (pool.window is not None):
         raise UnsupportedError("sliding windows need a pool of their own: that of a SWATokenToKVPoolAllocator")

@@ -1,6 +1,7 @@
 """The prefix cache for the scheduler of sglang (0.5.14), in the shape of its `BasePrefixCache`."""
 
 import importlib
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ class SglangCache(SchedulerCache):
             # A lock per row, and those that the scheduler holds while it thinks.
             max_receipts=max(FEWEST_LOCKS, 2 * len(rows.req_to_token)),
             external_pages=True,
+            seed=secrets.randbits(62),
         )
         super().__init__(PrefixCache(config, check_laws=check_laws), rows, allocator, disable=bool(params.disable))
         if params.enable_metrics:

@@ -1,5 +1,6 @@
 """The prefix cache for the scheduler of sglang-jax, in the shape of its `BasePrefixCache`."""
 
+import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,6 +80,7 @@ class SglangJaxCache(SchedulerCache):
             ranks=allocator.dp_size,
             bigrams=is_eagle,
             external_pages=True,
+            seed=secrets.randbits(62),
         )
 
     def _row(self, req: Any, length: int) -> np.ndarray:

@@ -402,6 +402,10 @@ def test_when_pages_are_written_to_host(arguments, hits):
     assert config.write == WritePolicy(arguments.get("hicache_write_policy", "write_through"))
 
 
+def test_the_hash_table_has_the_seed_that_the_server_drew():
+    assert (configured().seed, configured(random_seed=None).seed, configured(random_seed=77).seed) == (0, 0, 77)
+
+
 def test_speculation_with_drafts_keys_by_pairs():
     assert configured(is_eagle=True).bigrams
 

@@ -173,7 +173,7 @@ class Explorer:
         return marks, np.asarray(stepped.packed)[:number], np.asarray(stepped.verdicts)[:number]
 
     def _remember(self, parts: list[np.ndarray], pool: ThreadPoolExecutor) -> np.ndarray:
-        """Add what is new, once each, and examine it. parts: fingerprints, packed states, parents and ways."""
+        """Add what is new, once each, and drain it. parts: fingerprints, packed states, parents and ways."""
         marks, packed, parents, ways = parts
         chosen = _first_of_each(marks)
         self._visited.add(marks[chosen])
@@ -183,14 +183,14 @@ class Explorer:
         self._ways.append(ways.astype(np.int32))
         self.found.states += len(order)
         drained = np.arange(-(self.found.states - len(order)) % self._every, len(packed), self._every)
-        for examine, chosen in ((self.programs.laws, np.arange(len(packed))), (self.programs.give_back, drained)):
-            self._examine(examine, packed, chosen, pool)
+        self._give_back(packed, drained, pool)
         return packed
 
-    def _examine(self, examine: Any, packed: np.ndarray, chosen: np.ndarray, pool: ThreadPoolExecutor) -> None:
-        """Examine chosen ones of the newest states."""
+    def _give_back(self, packed: np.ndarray, chosen: np.ndarray, pool: ThreadPoolExecutor) -> None:
+        """See that everything can be given back from chosen ones of the newest states."""
+        drain = self.programs.give_back
         pieces = [chosen[at : at + LANES] for at in range(0, len(chosen), LANES)]
-        verdicts = pool.map(lambda piece: np.asarray(examine(_padded(packed[piece])))[: len(piece)], pieces)
+        verdicts = pool.map(lambda piece: np.asarray(drain(_padded(packed[piece])))[: len(piece)], pieces)
         for piece, verdict in zip(pieces, verdicts, strict=True):
             if verdict.any() and self.found.failure is None:
                 at = int(np.flatnonzero(verdict)[0])

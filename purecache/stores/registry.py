@@ -4,25 +4,32 @@ import importlib
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from purecache.stores.interface import Store
+from purecache.stores.options import capacity_of, directory_of, parse_flag, parse_size, take_options
 
 GROUP = "purecache.stores"
 """The group of entry points in which other packages name their store classes."""
 
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", 1):
-    _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}iB": 1024**_power}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)")
 _PASSWORD = re.compile(r"[^/]*://[^/@]*:[^/]*@")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl")
-SCHEMES = ("memory", "local", "file", *_OBJECT_SCHEMES)
+ENGINES = {
+    "redis": ("redis", "redis"),
+    "mooncake": ("mooncake", "mooncake"),
+    "nixl": ("nixl_slab", "nixl"),
+    "nixl+s3": ("nixl_objects", "nixl"),
+    "hf3fs": ("hf3fs", "hf3fs"),
+    "eic": ("eic", "eic"),
+    "simm": ("simm", "simm"),
+    "aibrix": ("aibrix", "aibrix"),
+    "lmcache": ("lmcache_files", "lmcache"),
+}
+"""Scheme of a URL: module in `purecache.stores.engines`, and the page of docs/stores that says how it is installed."""
+SCHEMES = ("memory", "local", "file", *_OBJECT_SCHEMES, *ENGINES)
 """What a URL of a store may begin with."""
 
 
@@ -34,6 +41,7 @@ def open_store(spec: str, object_bytes: int, **options: Any) -> Store:
     - `file:///path?capacity=20GiB&min_free=5GiB`: one file per object, also on shared file systems.
     - `s3://bucket/path?endpoint=http://host:port&region=...`, `gs://bucket/path`, `az://container/path`: see
       `ObjectStore`, also for `concurrency`, `request_seconds`, `connect_seconds` and `retries`.
+    - `redis://host:port`, `mooncake://host:port`, `nixl:///path`, and other engines: see docs/stores.md.
     - `package.module:Class`, or the name of an entry point of the group `purecache.stores`: called with the keyword
       `object_bytes` and the options.
 
@@ -58,28 +66,11 @@ def open_store(spec: str, object_bytes: int, **options: Any) -> Store:
         return _files(address, object_bytes, options)
     if scheme in _OBJECT_SCHEMES:
         return _objects(address, options)
+    if scheme in ENGINES:
+        return _engine(scheme).open_url(address, object_bytes, options)
     if _CLASS.fullmatch(address):
         return _call(address, _class(address), object_bytes, options)
     raise ValueError(f"there is no store {address!r}: {_possible()}")
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of a size such as `20GiB`, `1.5 GB` or `4096`. Raises ValueError for anything else."""
-    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return text
-    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if match is None or match[2] not in _UNITS:
-        raise ValueError(f"not a size: {text!r}; write a number and one of {', '.join(filter(None, _UNITS))}")
-    number, unit = match[1], _UNITS[match[2]]
-    return int(number) * unit if "." not in number else int(float(number) * unit)
-
-
-def parse_flag(text: str | bool) -> bool:
-    """True or False from text. Raises ValueError for anything but 1, true, yes, 0, false, no."""
-    lower = str(text).lower()
-    if lower not in _TRUE + _FALSE:
-        raise ValueError(f"not a yes or no: {text!r}; write one of {', '.join(_TRUE + _FALSE)}")
-    return lower in _TRUE
 
 
 def _split(spec: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -97,56 +88,25 @@ def _split(spec: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return address, merged
 
 
-def _take(address: str, options: dict[str, Any], known: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Parse the options of a built-in store. Raises ValueError for unknown ones and bad values."""
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ValueError(f"{address}: unknown option {', '.join(unknown)}; there are {', '.join(known)}")
-    parsed = {}
-    for name, value in options.items():
-        try:
-            parsed[name] = known[name](value)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{address}: {name}: {error}") from None
-    return parsed
-
-
-def _capacity(address: str, options: dict[str, Any], object_bytes: int) -> int:
-    if "capacity" not in options:
-        raise ValueError(f"{address}: say how much it may hold, as in {address}?capacity=20GiB")
-    if options["capacity"] < object_bytes:
-        raise ValueError(
-            f"{address}: a capacity of {options['capacity']} bytes holds no object of {object_bytes} bytes"
-        )
-    return options["capacity"]
-
-
-def _directory(address: str) -> str:
-    parts = urlsplit(address)
-    if parts.netloc or not parts.path.startswith("/") or parts.path == "/" or parts.fragment:
-        raise ValueError(f"{address}: write an absolute path behind three slashes, as in {parts.scheme}:///path")
-    return unquote(parts.path)
-
-
 def _memory(address: str, object_bytes: int, options: dict[str, Any]) -> Store:
     if address.strip("/") != "memory:":
         raise ValueError(f"{address}: memory has no path; write memory:?capacity=1GiB")
-    options = _take(address, options, {"capacity": parse_size})
-    return _module("memory").MemoryStore(_capacity(address, options, object_bytes))
+    options = take_options(address, options, {"capacity": parse_size})
+    return _module("memory").MemoryStore(capacity_of(address, options, object_bytes))
 
 
 def _local(address: str, object_bytes: int, options: dict[str, Any]) -> Store:
-    directory = _directory(address)
-    options = _take(address, options, {"capacity": parse_size, "direct": parse_flag})
-    capacity = _capacity(address, options, object_bytes)
+    directory = directory_of(address)
+    options = take_options(address, options, {"capacity": parse_size, "direct": parse_flag})
+    capacity = capacity_of(address, options, object_bytes)
     make = _module("local").LocalStore
     return make(directory, object_bytes, capacity, direct=options.get("direct", False))
 
 
 def _files(address: str, object_bytes: int, options: dict[str, Any]) -> Store:
-    directory = _directory(address)
-    options = _take(address, options, {"capacity": parse_size, "min_free": parse_size})
-    capacity = _capacity(address, options, object_bytes)
+    directory = directory_of(address)
+    options = take_options(address, options, {"capacity": parse_size, "min_free": parse_size})
+    capacity = capacity_of(address, options, object_bytes)
     return _module("files").FileStore(directory, capacity, min_free_bytes=options.get("min_free", 0))
 
 
@@ -156,7 +116,7 @@ def _objects(address: str, options: dict[str, Any]) -> Store:
         raise ValueError(f"{address}: say which bucket, as in {parts.scheme}://bucket/path")
     own = {"concurrency": int, "request_seconds": float, "connect_seconds": float, "retries": int}
     config = {name: value for name, value in options.items() if name not in own}
-    settings = _take(address, {name: value for name, value in options.items() if name in own}, own)
+    settings = take_options(address, {name: value for name, value in options.items() if name in own}, own)
     # The path is ours to join, so that no store resolves it in its own way.
     url = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
     return _module("objects").ObjectStore(url, unquote(parts.path), **settings, **config)
@@ -168,6 +128,14 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(f"purecache.stores.{name}")
     except ImportError as error:
         raise ImportError(f"this store needs {error.name or error}: pip install 'purecache[store]'") from error
+
+
+def _engine(scheme: str) -> Any:
+    module, page = ENGINES[scheme]
+    try:
+        return importlib.import_module(f"purecache.stores.engines.{module}")
+    except ImportError as error:
+        raise ImportError(f"{scheme}: {error}; docs/stores/{page}.md says how to install what it needs") from error
 
 
 def _plug_in(name: str) -> Any:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purecache.stores import Fetch, Presence, Store
-from purecache.stores.registry import GROUP, open_store, parse_flag, parse_size
+from purecache.stores.options import parse_flag, parse_size
+from purecache.stores.registry import GROUP, open_store
 
 LATER = float("inf")
 THIRD_PARTY = """
@@ -183,7 +184,7 @@ def test_a_plug_in():
         ("s3://bucket?foo=1", "'foo' is not valid"),
         ("s3://bucket?concurrency=many", "concurrency: invalid literal"),
         ("s3://bucket?concurrency=0", "concurrency"),
-        ("redis://host", "no store 'redis://host': there are URLs of memory, local, file, s3"),
+        ("ftp://host", "no store 'ftp://host': there are URLs of memory, local, file, s3"),
         ("", "no store ''"),
         ("nobody", "no store 'nobody'"),
     ],
@@ -194,7 +195,7 @@ def test_mistakes_say_what_is_possible(spec: str, says: str):
 
 
 def test_no_secret_in_an_error():
-    for spec in "s3://bucket?secret_access_key=hidden&foo=1", "redis://host?password=hidden", "file:///x?key=hidden":
+    for spec in "s3://bucket?secret_access_key=hidden&foo=1", "ftp://host?password=hidden", "file:///x?key=hidden":
         with pytest.raises(ValueError, match=r".") as caught:
             open_store(spec, 256)
         error: BaseException | None = caught.value

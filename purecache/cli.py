@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 SUBCOMMANDS = {
+    "capacity": ("purecache.capacity.command", "plan: bytes of KV, when loading beats computing, shared stores"),
     "check": ("purecache.check.command", "explore every state of small caches"),
     "demo": ("purecache.demo.command", "serve real conversations with a small language model"),
     "simulate": ("purecache.simulate.command", "run caches under seeded faults and check every byte that they serve"),

@@ -7,13 +7,27 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test test-stores store-engines test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+# The tests of the storage engines, with the real ones: docs/stores.md. What can't be had here is skipped, and named.
+test-stores: store-engines
+	$(BIN)/python -m pytest tests/stores/engines -rs $(ARGS)
+	$(BIN)/python tests/stores/engines/environments.py aibrix --run
+	$(BIN)/python tests/stores/engines/environments.py lmcache --run
+
+# Clients of the engines, and Debian's packages where this user may install them. NIXL's own dependencies are 5.7 GB of CUDA.
+store-engines: $(READY)
+	-@command -v redis-server >/dev/null && ldconfig -p | grep -q libibverbs || (apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends redis-server libibverbs1 libnuma1 libcurl4) >/dev/null 2>&1 || \
+	    echo "no redis-server or libibverbs1 here: their tests are skipped"
+	-@$(BIN)/python -m pip install -q 'redis>=5' 'mooncake-transfer-engine-non-cuda==0.3.13.post1'
+	-@$(BIN)/python -m pip install -q --no-deps 'nixl-cu12==1.5.1'
 
 lint: $(READY)
 	$(BIN)/ruff check .

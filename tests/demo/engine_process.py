@@ -11,6 +11,7 @@ import sys
 import time
 
 import numpy as np
+from engines import ANSWER, KNOWN, PROMPT
 from small_model import GEOMETRY, small_model
 
 from purecache.demo.cached import CachedMemory
@@ -23,8 +24,6 @@ from purecache.stores.envelope import TRAILER
 from purecache.stores.names import ObjectRecord
 from purecache.stores.registry import open_store
 
-PROMPT, ANSWER, KNOWN = 40, 24, 18
-"""Tokens: of the prompt, of the whole answer, and of the part of it that the next turn begins with."""
 PAGES, EVERY = 40, 2
 NAMING = ObjectRecord("tiny", "1", "float32", "keys,values;layer,token,head,dim", GEOMETRY.page_size, (0, 2), (0, 2))
 

@@ -1,28 +1,12 @@
 """Engines in processes of their own that share nothing but a store: what one has computed, another one decodes from."""
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from engine_process import ANSWER, KNOWN, PROMPT
+from engines import ANSWER, KNOWN, PAGE, PROMPT, answer_without_a_cache, engine
 
 pytestmark = pytest.mark.xdist_group("two engines")
-HERE = Path(__file__).parent
-PAGE = 4
-
-
-def engine(role, store, transfer):
-    """What a process in this role says at its end."""
-    paths = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
-    command = [sys.executable, str(HERE / "engine_process.py"), role, store, str(transfer)]
-    environment = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return json.loads(ran.stdout.splitlines()[-1])
 
 
 @dataclass(frozen=True)
@@ -39,8 +23,7 @@ class Prefilled:
 def prefilled(tmp_path_factory):
     path = tmp_path_factory.mktemp("engines")
     store, transfer = f"file://{path}/pages?capacity=64MiB", path / "transfer.npz"
-    answer = engine("plain", "none", transfer)["answer"]
-    Path(f"{transfer}.json").write_text(json.dumps(answer))
+    answer = answer_without_a_cache(transfer)
     first = engine("prefill", store, transfer)
     assert first["answer"] == answer[:1]
     assert first["put_hits"] == PROMPT // PAGE

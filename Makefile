@@ -18,8 +18,7 @@ test: $(READY) lint
 # The tests of the storage engines, with the real ones: docs/stores.md. What can't be had here is skipped, and named.
 test-stores: store-engines
 	$(BIN)/python -m pytest tests/stores/engines -rs $(ARGS)
-	$(BIN)/python tests/stores/engines/environments.py aibrix --run
-	$(BIN)/python tests/stores/engines/environments.py lmcache --run
+	$(BIN)/python tests/stores/engines/environments.py aibrix lmcache --run -- -rs $(ARGS)
 
 # Clients of the engines, and Debian's packages where this user may install them. NIXL's own dependencies are 5.7 GB of CUDA.
 store-engines: $(READY)
@@ -67,4 +66,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG_JAX_VENV)
+	rm -rf $(VENV) $(SGLANG_JAX_VENV) .venv-aibrix .venv-lmcache

@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import compiled, control, copies, device, overlap, pools, recording, storage
+from benchmarks import compiled, control, copies, device, overlap, pools, recording, storage, stores
 
 
 def main() -> None:
@@ -17,9 +17,10 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
     parser.add_argument(
         "--only",
-        choices=["control", "pools", "copies", "overlap", "storage", "recording", "device", "compiled"],
+        choices=["control", "pools", "copies", "overlap", "storage", "stores", "recording", "device", "compiled"],
         help="one of the tables",
     )
+    parser.add_argument("--store", nargs="*", default=[], metavar="URL", help="stores for the table of that name")
     parser.add_argument(
         "--async-dispatch",
         action="store_true",
@@ -50,6 +51,8 @@ def main() -> None:
         found["overlap"] = overlap.report(options.quick)
     if options.only in (None, "storage"):
         found["storage"] = storage.report()
+    if options.only == "stores":
+        found["stores"] = stores.report(options.store, options.quick)
     if options.only in (None, "recording"):
         found["recording"] = recording.report(options.quick)
     if options.only == "device":

@@ -9,6 +9,7 @@ A forked child can neither use a store that its parent has open nor open it once
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -155,8 +156,32 @@ class LocalStore(Store):
                 meta = self._renew_index(directory)
                 self._index = Index(directory / meta["index"], self._slots, self._owners.id)
             stack.callback(self._index.close)
-            self._pages = Pages(directory / "pages", self._slots, self._slot_bytes, direct, stack)
+            self._open_pages(directory / "pages", direct, stack)
             self._reclaim(self._index.owners(self._slots + 1))
+
+    # Who moves the bytes in another way overrides the next three; `nixl_slab` does.
+
+    def _open_pages(self, path: Path, direct: bool, stack: contextlib.ExitStack) -> None:
+        """Open the data file until `stack` is closed. Raises OSError."""
+        self._pages = Pages(path, self._slots, self._slot_bytes, direct, stack)
+
+    def _read_slots(self, slots: Sequence[int], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
+        """Fill each buffer from its slot; which were filled. One that can't be read fails alone."""
+        answers = [False] * len(slots)
+        for place, (slot, buffer) in enumerate(zip(slots, buffers, strict=True)):
+            with contextlib.suppress(OSError):
+                answers[place] = time.monotonic() < deadline and self._pages.read(slot, buffer)
+        return answers
+
+    def _write_slots(self, slots: Sequence[int], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
+        """Write each buffer to its slot; which were written whole. No write goes on after the answer."""
+        answers = [False] * len(slots)
+        for place, (slot, buffer) in enumerate(zip(slots, buffers, strict=True)):
+            with contextlib.suppress(OSError):
+                if time.monotonic() < deadline:
+                    self._pages.write(slot, buffer)
+                    answers[place] = True
+        return answers
 
     def _refuse_foreign(self, directory: Path) -> None:
         ours = {"owners", "setup.lock", "pages", "pages.new", "meta.json", "meta.json.new", "lost+found"}
@@ -223,16 +248,15 @@ class LocalStore(Store):
     def _get(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float, answers: list[Fetch]) -> None:
         names = _encoded(keys)
         entries = self._index.look_up(names)
-        filled: list[int] = []
+        places, slots = list[int](), list[int]()
         for place, (entry, buffer) in enumerate(zip(entries, buffers, strict=True)):
             if entry is None:
                 answers[place] = Fetch.MISSING
-            elif entry.nbytes == buffer.nbytes and time.monotonic() < deadline:
-                # One that can't be read fails alone.
-                with contextlib.suppress(OSError):
-                    if self._pages.read(entry.slot, buffer):
-                        filled.append(place)
-        self._confirm(names, entries, filled, answers)
+            elif entry.nbytes == buffer.nbytes:
+                places.append(place)
+                slots.append(entry.slot)
+        read = self._read_slots(slots, [buffers[place] for place in places], deadline)
+        self._confirm(names, entries, list(itertools.compress(places, read)), answers)
 
     def _confirm(
         self, names: list[bytes], entries: list[Entry | None], filled: list[int], answers: list[Fetch]
@@ -290,12 +314,9 @@ class LocalStore(Store):
     ) -> None:
         """Fill slots and publish them. Whatever happens, they are ours no longer, or noted to be given back."""
         try:
-            written: dict[int, Reservation] = {}
-            for place, reservation in places:
-                with contextlib.suppress(OSError):
-                    if time.monotonic() < deadline:
-                        self._pages.write(reservation.slot, buffers[place])
-                        written[place] = reservation
+            slots = [reservation.slot for _, reservation in places]
+            whole = self._write_slots(slots, [buffers[place] for place, _ in places], deadline)
+            written = dict(itertools.compress(places, whole))
             done = [(names[place], buffers[place].nbytes, slot) for place, slot in written.items()]
             unused = [slot for place, slot in places if place not in written]
             published = self._index.publish(done, unused)

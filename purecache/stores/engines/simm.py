@@ -39,6 +39,7 @@ _PORT = 30001
 _OUR_KEY = 200
 _MISSING = -4003
 _EXISTS_AT_ONCE = 256
+_LONG = 1e6
 _CLEAR_SECONDS = 600.0
 _LONG = 1e6
 _PREFIX = re.compile(r"[A-Za-z0-9._/:-]*")
@@ -108,6 +109,7 @@ class SimmStore(Store):
         self._known: dict[str, None] = {}
         self._overflow = False
         self._lock = threading.Lock()
+        self._putting = threading.Lock()
         self._closed = False
         self._client: Any = kv.Store()
         self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
@@ -151,8 +153,13 @@ class SimmStore(Store):
         done: dict[str, bool] = {}
         with self._lane(deadline) as lane:
             for part in lane.parts(list(first.values())) if lane else ():
-                if lane and time.monotonic() < deadline:
-                    done.update(self._put(lane, part, keys, buffers))
+                # One thread at a time: between asking and writing, another one must not write the same key.
+                left = deadline - time.monotonic()
+                if lane and left > 0 and self._putting.acquire(timeout=min(left, _LONG)):
+                    try:
+                        done.update(self._put(lane, part, keys, buffers))
+                    finally:
+                        self._putting.release()
         self._remember(key for key, is_there in done.items() if is_there)
         return [fit and done.get(key, False) for key, fit in zip(keys, fits, strict=True)]
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -329,3 +330,13 @@ def test_another_project_of_that_name(monkeypatch, with_kv):
     monkeypatch.delitem(sys.modules, ENGINE, raising=False)
     with pytest.raises(ImportError, match=r"another project|is not the client of SiMM"):
         open_store("simm://10.0.0.1:30001", SIZE)
+
+
+def test_fake_threads_that_put_one_key_write_it_once(opened, cluster):
+    """Between asking and writing, no other thread of the process writes the same key."""
+    store = opened()
+    page = memoryview(bytes(SIZE))
+    with ThreadPoolExecutor(8) as pool:
+        for turn in range(40):
+            answers = pool.map(lambda _, turn=turn: store.put([f"k{turn}"], [page], time.monotonic() + 20), range(8))
+            assert list(answers) == [[True]] * 8

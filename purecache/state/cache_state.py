@@ -95,7 +95,7 @@ def empty_state(config: CacheConfig) -> CacheState:
     if config.external_pages:
         books[Scalar.EXTERNAL] = 1
         _lend_all(layout, arrays["shelves"], books)
-    keys = np.random.default_rng(config.seed).integers(0, 2**32, layout.page_size + 5, np.uint32) | 1
+    keys = np.random.default_rng(config.seed).integers(0, 2**32, 2 * layout.hashed_words, np.uint32)
     books[layout.hash_keys :] = keys.view(np.int32)
     return CacheState(**arrays, layout=layout)  # type: ignore[arg-type]
 

@@ -284,13 +284,19 @@ class Layout:
 
     @cached_property
     def hash_keys(self) -> int:
-        """Index in `books` at which the secret multipliers of the hash begin: tokens, parent, namespace."""
+        """Index in `books` at which the secret multipliers of the hash begin: those of the lower halves of tokens,
+        parent and namespace, then those of the upper halves."""
         return len(Scalar) + len(Account) * len(TIERS) * self.pools * self.ranks
+
+    @cached_property
+    def hashed_words(self) -> int:
+        """Words of 32 bits that the hash of a page is made of."""
+        return self.page_size + 1 + 4
 
     @cached_property
     def books(self) -> int:
         """Length of `books`."""
-        return self.hash_keys + self.page_size + 5
+        return self.hash_keys + 2 * self.hashed_words
 
     @cached_property
     def ledger(self) -> int:

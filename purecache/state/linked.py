@@ -60,12 +60,13 @@ def _sibling_laws(n: Columns) -> dict[str, Any]:
 def _hash_of(n: Columns) -> Any:
     """[rows] uint32: the multilinear hash of every node's place, as `transitions.walk.bucket_of` computes it."""
     layout, xp = n.layout, n.xp
-    keys = n.state.books[layout.hash_keys :].view(xp.uint32)
+    keys = n.state.books[layout.hash_keys :].view(xp.uint32).reshape(2, layout.hashed_words, 1)
     pages = n.state.tokens.reshape(layout.rows, layout.page_size).view(xp.uint32)
-    words = xp.where(n.above >= layout.nodes, n.state.nodes[Column.NAMESPACE : Column.NAMESPACE + 4], 0).view(xp.uint32)
-    total = xp.sum(pages * keys[: layout.page_size], axis=1, dtype=xp.uint32)
-    total += n.above.astype(xp.uint32) * keys[layout.page_size]
-    return total + xp.sum(words * keys[layout.page_size + 1 :, None], axis=0, dtype=xp.uint32)
+    spaces = xp.where(n.above >= layout.nodes, n.state.nodes[Column.NAMESPACE : Column.NAMESPACE + 4], 0).view(
+        xp.uint32
+    )
+    words = xp.concatenate([pages.T, n.above.astype(xp.uint32)[None], spaces])
+    return xp.sum((words & 0xFFFF) * keys[0] + (words >> 16) * keys[1], axis=0, dtype=xp.uint32)
 
 
 def _chain_laws(n: Columns) -> dict[str, Any]:

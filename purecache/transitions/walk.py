@@ -52,15 +52,27 @@ def root_of(state: CacheState, rank: jax.Array) -> jax.Array:
 
 
 def bucket_of(state: CacheState, parent: jax.Array, tokens: jax.Array, namespace: jax.Array) -> jax.Array:
-    """[] hash bucket of a page [page_size] below `parent`: multilinear hashing with secret keys, high bits used."""
-    keys = state.books[state.layout.hash_keys :].view(jnp.uint32)
-    size = state.layout.page_size
-    below_root = parent >= state.layout.nodes
+    """[] hash bucket of a page [page_size] below `parent`: multilinear hashing with secret keys, high bits used.
+
+    Each word counts as two halves with a key each: modulo 2**32, the high bits of a product depend on all bits of a
+    factor of 16 bits, whereas the highest bits of a whole word would reach the highest bits of the sum only. (Lemire
+    and Kaser, "Strongly universal string hashing is fast", 2014: the highest 17 bits are strongly universal.)
+    """
+    layout = state.layout
+    below_root = parent >= layout.nodes
     words = jnp.where(below_root, namespace, 0).view(jnp.uint32)
-    total = total_of(state.token, tokens.view(jnp.uint32) * keys[:size])
-    total += parent.astype(jnp.uint32) * keys[size] + total_of(state.token, words * keys[size + 1 :])
+    total = total_of(state.token, _weighed(state, tokens.view(jnp.uint32), 0))
+    total += _weighed(state, parent.astype(jnp.uint32)[None], layout.page_size)[0]
+    total += total_of(state.token, _weighed(state, words, layout.page_size + 1))
     mixed = (total ^ (total >> 16)) * jnp.uint32(0x9E3779B1)
-    return (mixed >> (33 - state.layout.buckets.bit_length())).astype(jnp.int32)
+    return (mixed >> (33 - layout.buckets.bit_length())).astype(jnp.int32)
+
+
+def _weighed(state: CacheState, words: jax.Array, first: int) -> jax.Array:
+    """[n] what words [n], the first of which has key `first`, add to a hash."""
+    lower = state.books[state.layout.hash_keys :].view(jnp.uint32)[first:][: words.shape[0]]
+    upper = state.books[state.layout.hash_keys + state.layout.hashed_words :].view(jnp.uint32)[first:][: words.shape[0]]
+    return (words & 0xFFFF) * lower + (words >> 16) * upper
 
 
 def namespace_of(state: CacheState, node: jax.Array) -> jax.Array:

@@ -18,10 +18,10 @@ SEED, OTHER_SEED = 0, 2**61 - 1
 def buckets_under(seed, pages):
     """int[n] bucket of pages [n, PAGE] below the root of rank 0, as the hash table computes it."""
     state = PrefixCache(CacheConfig(seed=seed, **SMALL)).state
-    keys = np.array(state.books)[state.layout.hash_keys :].view(np.uint32)
-    total = (pages.astype(np.uint32) * keys[:PAGE]).sum(1, dtype=np.uint32)
-    total += np.array([state.layout.root(0)], np.uint32) * keys[PAGE]
-    total += (namespace_digest(None).view(np.uint32) * keys[PAGE + 1 :]).sum(dtype=np.uint32)
+    keys = np.array(state.books)[state.layout.hash_keys :].view(np.uint32).reshape(2, -1)
+    root, space = np.uint32(state.layout.root(0)), namespace_digest(None).view(np.uint32)
+    words = np.concatenate([pages.astype(np.uint32), np.tile([root, *space], (len(pages), 1))], axis=1, dtype=np.uint32)
+    total = ((words & 0xFFFF) * keys[0] + (words >> 16) * keys[1]).sum(1, dtype=np.uint32)
     mixed = (total ^ (total >> np.uint32(16))) * np.uint32(0x9E3779B1)
     return mixed >> np.uint32(33 - state.layout.buckets.bit_length())
 
@@ -90,6 +90,16 @@ def test_structured_tokens_of_a_vocabulary_still_spread():
     lengths = chains(flooded(OTHER_SEED, pages))
     assert lengths.sum() >= len(pages) - 1
     assert lengths.max() <= 8
+
+
+def test_tokens_that_differ_in_their_highest_bits_alone_spread():
+    """No token of a vocabulary, but a server may not check that: every seed has to spread them."""
+    source = np.random.default_rng(4)
+    pages = np.unique(source.integers(0, 2**3, (PROMPTS, PAGE)).astype(np.int32) << 28, axis=0)
+    for seed in (SEED, OTHER_SEED):
+        lengths = chains(flooded(seed, pages))
+        assert lengths.sum() >= len(pages) - 1
+        assert lengths.max() <= 8
 
 
 def test_many_children_of_one_node_are_found_added_and_evicted_one_by_one():

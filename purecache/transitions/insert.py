@@ -67,10 +67,9 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     length = jnp.minimum(first_of(state.token, loading), prompt.pages)
     free_nodes = state.books[Scalar.FREE_NODES]
     length = jnp.minimum(length, path.length + free_nodes)
-    trees, here, comes = values[::3], [], []
-    for each, (own, on_host, coming) in enumerate(zip(trees, values[1::3], values[2::3], strict=True)):
-        comes.append((own < 0) & (on_host >= 0) & (coming >= 0))
-        here.append((own >= 0) | comes[-1] | (offer.values[each][:size] >= 0))
+    trees, here = values[::3], []
+    for own, on_host, coming, given in zip(trees, values[1::3], values[2::3], offer.values, strict=True):
+        here.append((own >= 0) | ((on_host >= 0) & (coming >= 0)) | (given[:size] >= 0))
     # Behind the last valid prefix a page would be of no use. What the tree has on device it keeps.
     there = jnp.minimum(first_of(state.token, device < 0), length)
     length = jnp.maximum(deepest_valid(state, length, here), there) if here else length
@@ -81,8 +80,7 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     adopt = inside & (device < 0)
     created = jnp.maximum(length - path.length, 0)
     taken = tuple(
-        inside & (own < 0) & ~coming & (given[:size] >= 0)
-        for own, coming, given in zip(trees, comes, offer.values, strict=True)
+        inside & (own < 0) & (given[:size] >= 0) for own, given in zip(trees, offer.values, strict=True)
     )
     status = jnp.int32(Status.OK)
     return _Plan(status, nodes, parents, known & inside, adopt, length, created, tuple(trees), taken)

@@ -230,7 +230,12 @@ def deepest_valid(state: CacheState, depth: jax.Array, present: Sequence[jax.Arr
 
 
 def adopt_value(state: CacheState, rank: jax.Array, pool: Any, node: jax.Array, page: jax.Array) -> CacheState:
-    """Make a lent device page the value at a node. NONE: nothing."""
+    """Make a lent device page the value at a node, which has none on device. NONE: nothing.
+
+    A value that is being loaded there is left to its operation: who offers this one may need it before that ends.
+    """
+    state, value = look(state, lambda state: value_at(state, node, pool))
+    state = _orphan(state, rank, pool, masked((value.host >= 0) & (value.incoming >= 0), node), value)
     state = set_value(state, rank, pool, node, device=page)
     state = own_pages(state, Tier.DEVICE, rank, masked(node >= 0, page), node, pool)
     return book(state, Account.LENT, Tier.DEVICE, rank, -(node >= 0).astype(jnp.int32), pool)

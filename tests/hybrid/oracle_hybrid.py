@@ -223,7 +223,10 @@ class HybridOracle(Values):
         for pool in self.tails:
             for place, prefix in enumerate(self.prefixes(tip)):
                 value = self.values[pool][prefix]
-                if place in offers[pool] and not value.has[DEVICE] and not self.on_its_way(pool, prefix, LOAD):
+                if place in offers[pool] and not value.has[DEVICE]:
+                    if self.on_its_way(pool, prefix, LOAD):
+                        value.incoming = None
+                        self.newest(pool, HOST, [prefix])
                     value.has[DEVICE] = True
                     adopted[pool].append(place)
                     self.given[pool][path[0]] -= 1

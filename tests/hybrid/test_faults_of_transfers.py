@@ -308,3 +308,32 @@ def test_transfers_that_met_a_donated_pool_are_started_once_it_is_back(gone):
     assert cache.evict(3) == 3
     assert cache.peek(tokens).length == len(tokens)
     assert cache.violations() == []
+
+
+def test_a_running_request_keeps_the_value_it_computed_while_the_same_one_is_loaded():
+    """Its value was taken for a duplicate of one that had not arrived: it was freed, and the request had none."""
+    cache, gates = new_hybrid(window_and_state())
+    tokens = prompt(1, 2)
+    serve_hybrid(cache, tokens, {"window": range(2), "state": range(2)})
+    cache.drain()
+    cache.evict(2, rank=0, pool="window")  # kv stays on device, so that an insert reaches these pages
+    dirty_all(cache)
+    _, receipt = cache.admit([])
+    match = cache.match(tokens)
+    assert (match.device_length, match.length) == (0, 2 * PAGE)
+    pages, values = compute(cache, tokens, cache.match([]), {"window": range(2), "state": [1]})
+    gates["window"].holding = {TransferKind.LOAD_BACK}
+    loading = cache.begin_load_back(match)
+    inserted = cache.checkpoint(tokens, pages, receipt, values=values)
+    assert inserted.length == 2 * PAGE
+    assert inserted.values["window"].tolist() == values["window"].tolist()
+    assert inserted.spare["window"].tolist() == []
+    check_match(cache, tokens, cache.match(tokens))
+    conserved(cache)
+    gates["window"].holding = set()
+    cache.tick()
+    answer = cache.loaded(loading)
+    assert not isinstance(answer, Load) or answer.values["window"].tolist() == values["window"].tolist()
+    check_match(cache, tokens, cache.match(tokens))
+    cache.abort([], receipt, values={})
+    drained_all(cache)

@@ -25,7 +25,7 @@ store-engines: $(READY)
 	-@command -v redis-server >/dev/null && ldconfig -p | grep -q libibverbs || (apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends redis-server libibverbs1 libnuma1 libcurl4) >/dev/null 2>&1 || \
 	    echo "no redis-server or libibverbs1 here: their tests are skipped"
-	-@$(BIN)/python -m pip install -q 'mooncake-transfer-engine-non-cuda==0.3.13.post1'
+	-@$(BIN)/python -m pip install -q 'redis[hiredis]>=8' 'mooncake-transfer-engine-non-cuda==0.3.13.post1'
 	-@$(BIN)/python -m pip install -q --no-deps 'nixl-cu12==1.5.1'
 
 lint: $(READY)

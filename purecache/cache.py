@@ -413,10 +413,13 @@ class PrefixCache:
 
     def _backup(self, node: Node, hits: int, most: int) -> int:
         """Begin backups until `most` pages of every pool are on their way, or no more can be; how many of kv are."""
-        started, size = [0] * self.config.layout.pools, self._programs.bucket(most)
+        started, size, begun = [0] * self.config.layout.pools, self._programs.bucket(most), False
         while min(started) < most:
             reply = self._run("begin_backup", size, *node, hits)
+            if reply.status == Status.BAD_NODE and begun:
+                break  # the end of the path, on host alone, has made room for what is above it
             check(min(reply.status, Status.OK))
+            begun = True
             started = [sum(each) for each in zip(started, (reply.number, *reply.values), strict=True)]
             if reply.status != Status.OK:
                 break

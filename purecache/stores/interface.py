@@ -67,3 +67,10 @@ class Store(abc.ABC):
 
     def register(self, region: memoryview) -> None:  # noqa: B027 - most stores need no registration
         """Make a region known whose parts will be used as buffers, once. For stores that pin or map memory."""
+
+
+def paired(keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[memoryview]:
+    """The buffers, of which there must be one for each key. Raises ValueError otherwise."""
+    if len(keys) != len(buffers):
+        raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
+    return buffers

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import obstore
 from obstore.store import from_url
 
-from purecache.stores.interface import Fetch, Presence, Store
+from purecache.stores.interface import Fetch, Presence, Store, paired
 
 SUFFIX = ".page"
 """Ends the name of an object, behind its key; `clear` and `stats` see nothing else."""
@@ -73,7 +73,7 @@ class ObjectStore(Store):
 
     def get(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[Fetch]:
         """See `Store.get`."""
-        _check_lengths(keys, buffers)
+        buffers = paired(keys, buffers)
         answers = self._batch(len(keys), lambda i: self._get(keys[i], buffers[i]), Fetch.FAILED, deadline)
         self._count(
             hits=answers.count(Fetch.HIT), misses=answers.count(Fetch.MISSING), failures=answers.count(Fetch.FAILED)
@@ -82,7 +82,7 @@ class ObjectStore(Store):
 
     def put(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
         """See `Store.put`. Writes also what is there: asking first costs as much, and a damaged object is healed."""
-        _check_lengths(keys, buffers)
+        buffers = paired(keys, buffers)
         answers = self._batch(len(keys), lambda i: self._put(keys[i], buffers[i]), False, deadline)
         self._count(puts=answers.count(True), refused=answers.count(False))
         return answers
@@ -242,8 +242,3 @@ def _open(url: str, request_seconds: float, connect_seconds: float, retries: int
         # obstore raises many kinds, a panic among them, with a long dump behind the first paragraph.
         reason = str(error).partition("\n\n")[0]
         raise ValueError(f"can't open {url}: {reason}") from error
-
-
-def _check_lengths(keys: Sequence[str], buffers: Sequence[memoryview]) -> None:
-    if len(keys) != len(buffers):
-        raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")

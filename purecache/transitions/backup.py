@@ -74,8 +74,10 @@ def begin_backup(state: CacheState, handle: NodeHandle, hits: jax.Array, size: i
     used = jnp.arange(size) < number
     effects = [transfers_of(TransferKind.BACKUP, rank, operation, used, source, target)]
     values = []
+    # The end of the path may have been on host alone, and have made room for what is above it.
+    state, there = look(state, is_live, handle)
     for pool in range(1, state.layout.pools):
-        state, transfers, begun = begin_value_backup(state, pool, node, rank, hits, size)
+        state, transfers, begun = begin_value_backup(state, pool, masked(there, node), rank, hits, size)
         effects.append(transfers)
         values.append(begun)
     some_begun = sum(values, number) > 0

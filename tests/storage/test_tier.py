@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import content, new_cache, path_of, read_page, serve, settle, tiny
 
-from purecache.answers import Load, Refusal
+from purecache.answers import CacheError, Load, Refusal
 from purecache.storage import EndPolicy, Progress, StorageOptions, StorageTier
 from purecache.stores.interface import Fetch
 from purecache.stores.memory import MemoryStore
@@ -322,4 +322,25 @@ def test_a_reset_in_the_middle_leaves_nothing():
     assert cache.violations() == []
     assert prefetched(tier, cache, ABCD) == 8
     check_bytes(cache, ABCD)
+    tier.detach()
+
+
+def test_a_backup_may_take_the_room_of_the_end_of_its_own_path():
+    """That end, on host alone, is the only page that can go: the backup raised as if its node were an old one."""
+    shelf = Shelf()
+    cache, tier, _ = attached(shelf)
+    stored(cache, tier, ABCD)
+    tier.detach()
+    cache, tier, _ = attached(shelf, tiny(host_pages=2, write="write_back"))
+    serve(cache, ABCD[:4])
+    assert prefetched(tier, cache, ABCD) == 4
+    match = cache.peek(ABCD)
+    assert (match.device_length, match.host_length) == (4, 4)
+    assert cache.backup(match.node) == 2
+    settle(cache)
+    cache.drain()
+    assert cache.peek(ABCD).device_length == 4
+    assert cache.violations() == []
+    with pytest.raises(CacheError, match="no longer in the tree"):
+        cache.backup(match.node)
     tier.detach()

@@ -13,7 +13,8 @@ from typing import Any
 
 from lmcache.lmcache_fs import LMCacheFSClient  # pyright: ignore[reportMissingImports]
 
-from purecache.stores.interface import Fetch, Presence, Store
+from purecache.stores.engines.entrance import Entrance
+from purecache.stores.interface import Fetch, Presence, Store, paired
 from purecache.stores.options import directory_of, parse_flag, take_options
 
 CHUNK = 32
@@ -53,8 +54,7 @@ class LmcacheFileStore(Store):
         self._news = threading.Condition()
         self._results: dict[int, Any] = {}
         self._listening = False
-        self._running = 0
-        self._closed = False
+        self._entrance = Entrance()
         self._check_names()
 
     def exists(self, keys: Sequence[str], deadline: float) -> list[Presence]:
@@ -69,9 +69,8 @@ class LmcacheFileStore(Store):
 
     def get(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[Fetch]:
         """See `Store.get`. The length of a file is looked at first: LMCache would fill a shorter buffer."""
+        buffers = paired(keys, buffers)
         answers = [Fetch.FAILED] * len(keys)
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
         for indices in self._chunks(range(len(keys)), deadline):
             there: list[int] = []
             for index in indices:
@@ -91,8 +90,7 @@ class LmcacheFileStore(Store):
 
     def put(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
         """See `Store.put`. LMCache keeps a file that is there; one of another length is removed first."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
+        buffers = paired(keys, buffers)
         answers = [False] * len(keys)
         for indices in self._chunks(range(len(keys)), deadline):
             names = [self._name(keys[index]) for index in indices]
@@ -123,7 +121,7 @@ class LmcacheFileStore(Store):
 
     def clear(self) -> None:
         """See `Store.clear`. Removes also what writers that died have left in the directory of unfinished files."""
-        if self._closed:
+        if self._entrance.is_closed:
             return
         temporary = os.path.join(self._directory, _TEMPORARY)
         for path in [*self._files(), *(os.path.join(temporary, name) for name in _names_in(temporary))]:
@@ -140,26 +138,17 @@ class LmcacheFileStore(Store):
 
     def close(self) -> None:
         """See `Store.close`. Waits for calls under way."""
-        with self._news:
-            if self._closed:
-                return
-            self._closed = True
-            self._news.wait_for(lambda: not self._running)
+        if self._entrance.close():
+            self._entrance.wait()
             self._client.close()
 
     def _chunks(self, indices: range, deadline: float) -> Iterator[range]:
         """Parts of a batch, as long as there is time and the store is open, which it stays until the part is done."""
         for first in range(0, len(indices), CHUNK):
-            with self._news:
-                if self._closed or time.monotonic() >= deadline:
+            with self._entrance.entered() as entered:
+                if not entered or time.monotonic() >= deadline:
                     return
-                self._running += 1
-            try:
                 yield indices[first : first + CHUNK]
-            finally:
-                with self._news:
-                    self._running -= 1
-                    self._news.notify_all()
 
     def _call(self, what: str, names: list[str], *views: list[memoryview]) -> tuple[Any, Any, Any]:
         """Have LMCache do something and wait for it: whether all went well, what not, and the answers per key.

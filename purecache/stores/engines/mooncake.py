@@ -1,36 +1,29 @@
 """A store in Mooncake: memory (and disks) that the processes of a cluster lend one another, known to one master."""
 
-import contextlib
-import fcntl
 import logging
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mooncake.store import (  # pyright: ignore[reportMissingImports]
-    MooncakeDistributedStore,
-    ReplicateConfig,
-    SoftPinAction,
-)
+from mooncake.store import ReplicateConfig, SoftPinAction  # pyright: ignore[reportMissingImports]
 
 from purecache.stores.breaker import Breaker
+from purecache.stores.engines.entrance import Entrance
+from purecache.stores.engines.mooncake_client import SETUP, connect
+from purecache.stores.engines.mooncake_memory import Memory, Work
 from purecache.stores.engines.mooncake_objects import (
     NO_MASTER,
     NOT_FOUND,
     Batch,
     Layout,
-    Memory,
-    Work,
     cluster_stats,
     fetched,
     presence,
     turns,
 )
-from purecache.stores.interface import Fetch, Presence, Store
+from purecache.stores.interface import Fetch, Presence, Store, paired
 from purecache.stores.options import host_of, parse_flag, parse_size, take_options
 
 PORT = 50051
@@ -38,8 +31,6 @@ PORT = 50051
 PREFIX = "purecache"
 """Begins the names of all objects, where a URL has no path."""
 
-_CONNECT_SECONDS = 2.0
-_LEAST_SEGMENT = 16 << 20
 _CLOSE_SECONDS = 30.0
 _NOT_ASKED = -1
 _LOG = logging.getLogger(__name__)
@@ -85,9 +76,7 @@ class MooncakeStore(Store):
         self._breaker = Breaker(failures=1, cooldown=cooldown, clock=clock)
         self._counts: dict[str, int] = dict.fromkeys(("hits", "misses", "failures", "puts", "refused"), 0)
         self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
-        self._inside = 0
-        self._closed = False
+        self._entrance = Entrance()
 
     def exists(self, keys: Sequence[str], deadline: float) -> list[Presence]:
         """See `Store.exists`. Each object that is there gets a lease: for some seconds it is neither evicted nor
@@ -137,7 +126,7 @@ class MooncakeStore(Store):
 
         What else is in the cluster stays. The master looks at all of its keys for it.
         """
-        with self._enter() as entered:
+        with self._entrance.entered() as entered:
             if not entered:
                 return
             code = self._ask(float("inf"), "remove_by_regex", self._layout.pattern, True)
@@ -152,7 +141,7 @@ class MooncakeStore(Store):
         are held back) and `master_losses`.
         """
         found = {"objects": -1}
-        if self._metrics and not self._closed:
+        if self._metrics and not self._entrance.is_closed:
             found = cluster_stats(self._metrics, self._layout, self._default_tenant)
         with self._lock:
             state = {"master_down": int(self._breaker.is_open), "master_losses": self._breaker.openings}
@@ -161,7 +150,7 @@ class MooncakeStore(Store):
     def register(self, region: memoryview) -> None:
         """See `Store.register`. Buffers in the region are read and written without a copy. It stays registered, and
         alive, until `close`."""
-        with self._enter() as entered:
+        with self._entrance.entered() as entered:
             if entered:
                 self._memory.add(region)
 
@@ -170,38 +159,22 @@ class MooncakeStore(Store):
 
         What this process lent to the cluster goes with it. The client's own `close` holds up all threads of Python.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            idle = self._left.wait_for(lambda: not self._inside, _CLOSE_SECONDS)
-        if idle:  # the engine crashes the process when it is closed under a call, or called when it is closed
+        if not self._entrance.close():
+            return
+        # The engine crashes the process when it is closed under a call, or called when it is closed.
+        if self._entrance.wait(_CLOSE_SECONDS):
             self._memory.release()
             self._client.close()
             self._on_close()
         else:
             _LOG.warning("Mooncake's client is not closed: a call has been in it for %s s", _CLOSE_SECONDS)
 
-    @contextlib.contextmanager
-    def _enter(self) -> Iterator[bool]:
-        """Keep the client open; False where it is closed."""
-        with self._lock:
-            entered = not self._closed
-            self._inside += entered
-        try:
-            yield entered
-        finally:
-            with self._lock:
-                self._inside -= entered
-                self._left.notify_all()
-
     def _move(
         self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float, work: Work, copy_first: bool
     ) -> None:
         """Let `work` handle all buffers, in as few batches as possible, none of which has a key twice."""
-        if len(keys) != len(buffers):
-            raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
-        with self._enter() as entered:
+        buffers = paired(keys, buffers)
+        with self._entrance.entered() as entered:
             for turn in turns(keys) if entered else []:
                 self._memory.move(turn, buffers, deadline, work, copy_first)
 
@@ -263,7 +236,7 @@ class MooncakeStore(Store):
 
     def _codes_per_key(self, keys: Sequence[str], deadline: float, method: str, *arguments: Any) -> list[list[int]]:
         names = [name for key in keys for name in self._layout.names(key)]
-        with self._enter() as entered:
+        with self._entrance.entered() as entered:
             codes = self._codes(names, deadline, method, *arguments) if entered else [_NOT_ASKED] * len(names)
         number = len(self._layout.suffixes)
         return [codes[index : index + number] for index in range(0, len(codes), number)]
@@ -277,7 +250,7 @@ class MooncakeStore(Store):
     def _ask(self, deadline: float, method: str, *arguments: Any) -> Any:
         """The answer of the engine, None where it raised, or wasn't asked."""
         with self._lock:
-            if self._closed or time.monotonic() >= deadline or not self._breaker.allows():
+            if self._entrance.is_closed or time.monotonic() >= deadline or not self._breaker.allows():
                 return None
             probe = self._breaker.is_open
         answer = None
@@ -309,13 +282,13 @@ def open_url(address: str, object_bytes: int, options: Mapping[str, Any]) -> Moo
     master answers or it refuses, and OSError for a directory that can't be used.
     """
     master, prefix = host_of(address, PORT), unquote(urlsplit(address).path).strip("/") or PREFIX
-    known: dict[str, Callable[[Any], Any]] = {**_SETUP, **_WRITES, **_OTHERS}
+    known: dict[str, Callable[[Any], Any]] = {**SETUP, **_WRITES, **_OTHERS}
     parsed = take_options(address, options, known)
     try:
         layout = Layout(prefix, parsed.pop("objects", "page"), parsed.pop("layers", 1))
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from None
-    setup = {name: parsed.pop(name) for name in _SETUP if name in parsed}
+    setup = {name: parsed.pop(name) for name in SETUP if name in parsed}
     client, let_go = connect(master, **setup)
     default_tenant = setup.get("tenant", "default") == "default"
     try:
@@ -326,67 +299,6 @@ def open_url(address: str, object_bytes: int, options: Mapping[str, Any]) -> Moo
         client.close()
         let_go()
         raise ValueError(f"{address}: {error}") from None
-
-
-def connect(
-    master: tuple[str, int],
-    *,
-    protocol: str = "tcp",
-    device: str = "",
-    metadata: str = "P2PHANDSHAKE",
-    segment: int = 0,
-    local_buffer: int = 16 << 20,
-    local_host: str = "",
-    tenant: str = "default",
-    ssd: str = "",
-    engine: Any = None,
-) -> tuple[Any, Callable[[], None]]:
-    """A client of a master that has been set up, and what to call once it is closed. Raises what `open_url` does.
-
-    The client's own `setup` tries for 90 seconds where no master answers, and holds up all threads of Python while it
-    does: so the master's port is tried first.
-    """
-    host, port = master
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if 0 < segment < _LEAST_SEGMENT:
-        raise ValueError(f"mooncake://{where}: a segment has at least {_LEAST_SEGMENT} bytes, or none, not {segment}")
-    if ssd and not segment:
-        raise ValueError(f"mooncake://{where}: ssd needs a segment: only what this process lends goes to its disk")
-    try:
-        with socket.create_connection(master, timeout=_CONNECT_SECONDS) as probe:
-            local_host = local_host or probe.getsockname()[0]
-    except OSError as error:
-        raise ConnectionError(f"mooncake://{where}: no master answers: {error}") from None
-    let_go = _own(ssd) if ssd else lambda: None
-    if hasattr(engine, "get_engine"):
-        engine = engine.get_engine()
-    client = MooncakeDistributedStore()
-    code = client.setup(
-        local_host, metadata, segment, local_buffer, protocol, device, where, engine, bool(ssd), ssd, tenant
-    )
-    if code != 0:
-        let_go()
-        raise ConnectionError(f"mooncake://{where}: the client could not be set up (code {code})")
-    return client, let_go
-
-
-def _own(directory: str) -> Callable[[], None]:
-    """Hold a directory for this client alone; the function gives it back. Two clients that write into one damage each
-    other's files."""
-    os.makedirs(directory, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ValueError(f"{directory}: another store has its ssd there: give each its own directory") from None
-    return lambda: os.close(descriptor)
-
-
-def _protocol(text: str) -> str:
-    if text not in ("tcp", "rdma"):
-        raise ValueError(f"there is no protocol {text!r}; there are tcp, rdma")
-    return text
 
 
 def _seconds(text: Any) -> float:
@@ -400,17 +312,6 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host_of(f"http://{text}")
 
 
-_SETUP: dict[str, Callable[[Any], Any]] = {
-    "protocol": _protocol,
-    "device": str,
-    "metadata": str,
-    "segment": parse_size,
-    "local_buffer": parse_size,
-    "local_host": str,
-    "tenant": str,
-    "ssd": str,
-    "engine": lambda engine: engine,
-}
 _WRITES: dict[str, Callable[[Any], Any]] = {
     "replicas": int,
     "hard_pin": parse_flag,

@@ -8,17 +8,16 @@ object passes through memory of our own here, in which each buffer is a region o
 import contextlib
 import importlib
 import logging
-import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from purecache.stores.engines.lanes import LONG, Lane, LaneStore
 from purecache.stores.interface import Fetch, Presence, Store
 from purecache.stores.options import host_of, parse_flag, take_options
-from purecache.stores.staging import StagingRing
 
 try:
     kv: Any = importlib.import_module("simm.kv")  # by name: this very module has the name of the package
@@ -32,16 +31,10 @@ MOST_BYTES = (64 << 20) - (20 << 10)
 """Bytes of the largest object that SiMM takes: 64 MiB - 20 KiB."""
 MOST_KEY = 256
 """Bytes of the longest key that SiMM takes."""
-KNOWN = 1 << 18
-"""Keys that a process remembers to have put, for `clear` and `stats`."""
 
 _PORT = 30001
 _OUR_KEY = 200
 _MISSING = -4003
-_EXISTS_AT_ONCE = 256
-_LONG = 1e6
-_CLEAR_SECONDS = 600.0
-_LONG = 1e6
 _PREFIX = re.compile(r"[A-Za-z0-9._/:-]*")
 _LOG = logging.getLogger(__name__)
 _LOCK = threading.Lock()
@@ -65,7 +58,7 @@ def open_url(address: str, object_bytes: int, options: Mapping[str, Any]) -> Sto
         raise ValueError(f"{address}: {error}") from None
 
 
-class SimmStore(Store):
+class SimmStore(LaneStore["_Lane"]):
     """Objects of up to `object_bytes` in the SiMM cluster whose manager is at `host` (an IP address) and `port`.
 
     `prefix` stands before every key, so that several users can share a cluster. `lanes` calls run at once, each in
@@ -97,7 +90,7 @@ class SimmStore(Store):
             raise ValueError(f"prefix has at most {MOST_KEY - _OUR_KEY} characters out of letters, digits and ._/:-")
         if min(object_bytes, batch, lanes, threads, request_ms) < 1:
             raise ValueError("object_bytes, batch, lanes, threads and request_ms must be at least 1")
-        self._object_bytes, self._prefix = object_bytes, prefix
+        self._prefix = prefix
         flags = {
             "clnt_use_k8s": str(k8s).lower(),
             "cm_primary_node_ip": host,
@@ -106,130 +99,72 @@ class SimmStore(Store):
             "clnt_sync_req_timeout_ms": str(request_ms),
         }
         _set_flags(flags if log_file is None else {**flags, "clnt_log_file": log_file})
-        self._known: dict[str, None] = {}
-        self._overflow = False
-        self._lock = threading.Lock()
         self._putting = threading.Lock()
-        self._closed = False
         self._client: Any = kv.Store()
-        self._lanes: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-        self._number = lanes
         with contextlib.ExitStack() as stack:
+            made: list[_Lane] = []
             for _ in range(lanes):
-                lane = _Lane(batch, object_bytes)
-                stack.callback(lane.close)
-                self._lanes.put(lane)
+                made.append(_Lane(batch, object_bytes))
+                stack.callback(made[-1].close)
             self._resources = stack.pop_all()
+        super().__init__("SiMM", made, object_bytes, least_bytes=1)
 
-    def exists(self, keys: Sequence[str], deadline: float) -> list[Presence]:
-        """See `Store.exists`."""
-        answers = [Presence.UNKNOWN] * len(keys)
-        with self._lane(deadline) as lane:
-            for first in range(0, len(keys) if lane else 0, _EXISTS_AT_ONCE):
-                part = keys[first : first + _EXISTS_AT_ONCE]
-                if time.monotonic() < deadline:
-                    answers[first : first + len(part)] = self._ask(part)
-        self._forget(key for key, answer in zip(keys, answers, strict=True) if answer is Presence.NO)
-        return answers
-
-    def get(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[Fetch]:
-        """See `Store.get`. Where SiMM doesn't say whether it failed or has no such object, it is asked again."""
-        answers = [Fetch.FAILED] * len(keys)
-        fits = [i for i, buffer in enumerate(_paired(keys, buffers)) if 0 < buffer.nbytes <= self._object_bytes]
-        with self._lane(deadline) as lane:
-            for part in lane.parts(fits) if lane else ():
-                if lane and time.monotonic() < deadline:
-                    self._get(lane, part, keys, buffers, answers)
-        self._forget(key for key, answer in zip(keys, answers, strict=True) if answer is Fetch.MISSING)
-        return answers
-
-    def put(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
-        """See `Store.put`. What is there is not written again: SiMM would remove it first."""
-        fits = [0 < buffer.nbytes <= self._object_bytes for buffer in _paired(keys, buffers)]
-        first: dict[str, int] = {}
-        for i, key in enumerate(keys):
-            if fits[i]:
-                first.setdefault(key, i)
-        done: dict[str, bool] = {}
-        with self._lane(deadline) as lane:
-            for part in lane.parts(list(first.values())) if lane else ():
-                # One thread at a time: between asking and writing, another one must not write the same key.
-                left = deadline - time.monotonic()
-                if lane and left > 0 and self._putting.acquire(timeout=min(left, _LONG)):
-                    try:
-                        done.update(self._put(lane, part, keys, buffers))
-                    finally:
-                        self._putting.release()
-        self._remember(key for key, is_there in done.items() if is_there)
-        return [fit and done.get(key, False) for key, fit in zip(keys, fits, strict=True)]
-
-    def delete(self, keys: Sequence[str], deadline: float) -> list[bool]:
-        """See `Store.delete`. One request after the other: there is none for many."""
-        answers = [False] * len(keys)
-        with self._lane(deadline) as lane:
-            for i, key in enumerate(keys if lane else ()):
-                if time.monotonic() >= deadline:
-                    break
-                answers[i] = self._call(lambda key=key: self._client.delete(self._prefix + key)) in (0, _MISSING)
-        self._forget(key for key, answer in zip(keys, answers, strict=True) if answer)
-        return answers
-
-    def clear(self) -> None:
-        """Remove what this process has put: SiMM can't list. Logs a warning where some of it may be left."""
-        with self._lock:
-            keys, whole = list(self._known), not self._overflow
-            self._overflow = False
-        if not self._closed and not (all(self.delete(keys, time.monotonic() + _CLEAR_SECONDS)) and whole):
-            _LOG.warning("could not remove all objects from SiMM")
-
-    def stats(self) -> dict[str, int]:
-        """`objects`: those that this process has put and has not found missing; -1 after more than `KNOWN` of them."""
-        with self._lock:
-            return {"objects": -1 if self._overflow else len(self._known)}
-
-    def close(self) -> None:
-        """See `Store.close`. Waits for calls in other threads. The client goes on living with the process."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        for _ in range(self._number):
-            self._lanes.get()  # a call that runs gives it back
+    def _let_go(self, lanes: "list[_Lane]") -> None:
         self._resources.close()
-        self._client = None
+        self._client = None  # it goes on living with the process
 
-    def _get(
-        self, lane: "_Lane", part: list[int], keys: Sequence[str], buffers: Sequence[memoryview], answers: list[Fetch]
-    ) -> None:
-        views = [lane.view(slot, buffers[i].nbytes) for slot, i in enumerate(part)]
-        names = [self._prefix + keys[i] for i in part]
-        results = self._numbers(lambda: self._client.mget(names, views), len(part))
+    def _read(self, lane: "_Lane", keys: Sequence[str], buffers: Sequence[memoryview]) -> list[Fetch]:
+        """Where SiMM doesn't say whether it failed or has no such object, it is asked again."""
+        views = [lane.view(slot, buffer.nbytes) for slot, buffer in enumerate(buffers)]
+        names = [self._prefix + key for key in keys]
+        results = self._numbers(lambda: self._client.mget(names, views), len(keys))
+        answers = [Fetch.FAILED] * len(keys)
         unsure: list[int] = []
-        for slot, (i, result) in enumerate(zip(part, results, strict=True)):
-            if result is not None and result == buffers[i].nbytes:
-                buffers[i][:] = lane.memory(slot, result)
-                answers[i] = Fetch.HIT
+        for slot, (buffer, result) in enumerate(zip(buffers, results, strict=True)):
+            if result is not None and result == buffer.nbytes:
+                buffer[:] = lane.memory(slot, result)
+                answers[slot] = Fetch.HIT
             elif result is None or result < 0:
-                unsure.append(i)
-        found = self._ask([keys[i] for i in unsure])
-        for i, presence in zip(unsure, found, strict=True):
+                unsure.append(slot)
+        for slot, presence in zip(unsure, self._ask([keys[slot] for slot in unsure]), strict=True):
             if presence is Presence.NO:
-                answers[i] = Fetch.MISSING
+                answers[slot] = Fetch.MISSING
+        return answers
 
-    def _put(
-        self, lane: "_Lane", part: list[int], keys: Sequence[str], buffers: Sequence[memoryview]
-    ) -> dict[str, bool]:
-        presences = self._ask([keys[i] for i in part])
-        done = {keys[i]: True for i, presence in zip(part, presences, strict=True) if presence is Presence.YES}
-        part = [i for i in part if keys[i] not in done]
-        if not part:
-            return done
-        for slot, i in enumerate(part):
-            lane.memory(slot, buffers[i].nbytes)[:] = buffers[i]
-        views = [lane.view(slot, buffers[i].nbytes) for slot, i in enumerate(part)]
-        names = [self._prefix + keys[i] for i in part]
-        results = self._numbers(lambda: self._client.mput(names, views), len(part))
-        return done | {keys[i]: result == 0 for i, result in zip(part, results, strict=True)}
+    def _write(self, lane: "_Lane", keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[bool]:
+        """What is there is not written again: SiMM would remove it first."""
+        # One thread at a time: between asking and writing, another one must not write the same key.
+        left = deadline - time.monotonic()
+        if left <= 0 or not self._putting.acquire(timeout=min(left, LONG)):
+            return [False] * len(keys)
+        try:
+            answers = [presence is Presence.YES for presence in self._ask(keys)]
+            missing = [i for i, is_there in enumerate(answers) if not is_there]
+            written = self._write_missing(lane, [keys[i] for i in missing], [buffers[i] for i in missing])
+            for i, is_there in zip(missing, written, strict=True):
+                answers[i] = is_there
+            return answers
+        finally:
+            self._putting.release()
+
+    def _write_missing(self, lane: "_Lane", keys: Sequence[str], buffers: Sequence[memoryview]) -> list[bool]:
+        if not keys:
+            return []
+        for slot, buffer in enumerate(buffers):
+            lane.memory(slot, buffer.nbytes)[:] = buffer
+        views = [lane.view(slot, buffer.nbytes) for slot, buffer in enumerate(buffers)]
+        names = [self._prefix + key for key in keys]
+        results = self._numbers(lambda: self._client.mput(names, views), len(keys))
+        return [result == 0 for result in results]
+
+    def _remove(self, keys: Sequence[str], deadline: float) -> list[bool]:
+        """One request after the other: there is none for many."""
+        answers = [False] * len(keys)
+        for i, key in enumerate(keys):
+            if time.monotonic() >= deadline:
+                break
+            answers[i] = self._call(lambda key=key: self._client.delete(self._prefix + key)) in (0, _MISSING)
+        return answers
 
     def _ask(self, keys: Sequence[str]) -> list[Presence]:
         """Whether there are such objects. The method of the client takes every failure for absence.
@@ -263,33 +198,6 @@ class SimmStore(Store):
             _LOG.debug("a call of the client of SiMM failed: %s", error)
             return None
 
-    @contextlib.contextmanager
-    def _lane(self, deadline: float) -> Iterator["_Lane | None"]:
-        """Memory for one call; None where the store is closed or it is too late."""
-        lane = None
-        with contextlib.suppress(queue.Empty):
-            seconds = deadline - time.monotonic()
-            if not self._closed and seconds > 0:
-                lane = self._lanes.get(timeout=min(seconds, _LONG))
-        try:
-            yield None if self._closed else lane
-        finally:
-            if lane is not None:
-                self._lanes.put(lane)
-
-    def _remember(self, keys: Iterable[str]) -> None:
-        with self._lock:
-            for key in keys:
-                if len(self._known) < KNOWN:
-                    self._known[key] = None
-                else:
-                    self._overflow |= key not in self._known
-
-    def _forget(self, keys: Iterable[str]) -> None:
-        with self._lock:
-            for key in keys:
-                self._known.pop(key, None)
-
 
 class _Memory:
     """What the client wants to know of a tensor when it registers memory."""
@@ -307,33 +215,22 @@ class _Memory:
         return 1
 
 
-class _Lane:
-    """`slots` buffers of `nbytes`, each registered for itself."""
+class _Lane(Lane):
+    """Buffers for objects, each registered for itself."""
 
     def __init__(self, slots: int, nbytes: int) -> None:
-        self._ring = StagingRing(slots, nbytes)
-        self._slots = self._ring.acquire(slots) or []
-        self._addresses = [self._ring.page(slot).ctypes.data for slot in self._slots]
+        super().__init__(slots, nbytes)
         self._regions: list[Any] = []
-        for address in self._addresses:
+        for address in self.addresses:
             region = kv.register_mr(_Memory(address, nbytes))
             if region is None:
                 self.close()
                 raise OSError("the client of SiMM can't register memory: is there an RDMA device?")
             self._regions.append(region)
 
-    def parts(self, indexes: list[int]) -> list[list[int]]:
-        """As many at a time as there are buffers."""
-        step = len(self._slots)
-        return [indexes[first : first + step] for first in range(0, len(indexes), step)]
-
-    def memory(self, slot: int, nbytes: int) -> memoryview:
-        """The first bytes of a buffer."""
-        return self._ring.sealed(self._slots[slot])[:nbytes]
-
     def view(self, slot: int, nbytes: int) -> Any:
-        """The same, as the client wants it."""
-        return kv.BlockView.from_buffer(self._addresses[slot], nbytes, self._regions[slot])
+        """The first bytes of a buffer, as the client wants them."""
+        return kv.BlockView.from_buffer(self.addresses[slot], nbytes, self._regions[slot])
 
     def close(self) -> None:
         """Deregister all buffers. They must not be in use."""
@@ -349,9 +246,3 @@ def _set_flags(flags: dict[str, str]) -> None:
             if kv.set_flag(name, value) is False:
                 raise ValueError(f"the client of SiMM has no flag {name}, or does not take {value!r}")
         _flags.update(flags)
-
-
-def _paired(keys: Sequence[str], buffers: Sequence[memoryview]) -> Sequence[memoryview]:
-    if len(keys) != len(buffers):
-        raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
-    return buffers

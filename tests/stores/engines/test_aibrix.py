@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, flip, soon
 
 from purecache.stores.envelope import TRAILER
-from purecache.stores.guard import Guard, Kind, Request
-from purecache.stores.interface import Fetch, Presence
+from purecache.stores.interface import Fetch
 from purecache.stores.registry import open_store
 from purecache.testing import check_store
 
@@ -24,8 +24,8 @@ from purecache.stores.engines import aibrix
 from purecache.stores.engines.aibrix import CHUNK, AibrixStore
 
 SIZE = 4096 + TRAILER
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE, careful=False)
+page, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 OTHER_PROCESS = """
 import sys, time
 from purecache.stores.engines.aibrix import AibrixStore
@@ -37,26 +37,6 @@ assert all(store.put(keys, [memoryview(key.encode() * size)[:size] for key in ke
 print("written", flush=True)
 time.sleep(600)
 """
-
-
-def soon(seconds: float = 60.0) -> float:
-    return time.monotonic() + seconds
-
-
-def page(key: str, size: int = SIZE) -> memoryview:
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def put(store: AibrixStore, *keys: str) -> list[bool]:
-    return store.put(keys, [page(key) for key in keys], soon())
-
-
-def get(store: AibrixStore, *keys: str) -> list[Fetch]:
-    buffers = [memoryview(bytearray(SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert answer is not HIT or buffer == page(key)
-    return answers
 
 
 @pytest.fixture(params=["ROCKSDB", "SHFS"])
@@ -85,12 +65,8 @@ def test_the_url(backend: str, tmp_path: Path):
 
 def test_holes_in_large_batches(store: AibrixStore):
     """More keys than one call takes, with every third missing: AIBrix by itself answers for a prefix."""
-    keys = [f"k{i}" for i in range(3 * CHUNK)]
-    there = [index % 3 != 1 for index in range(len(keys))]
-    assert all(put(store, *(key for key, each in zip(keys, there, strict=True) if each)))
-    assert store.exists(keys, soon()) == [YES if each else NO for each in there]
-    assert get(store, *keys) == [HIT if each else MISSING for each in there]
-    assert get(store, *keys[::-1]) == [HIT if each else MISSING for each in there[::-1]]
+    keys, found = OBJECTS.check_holes(store, 3 * CHUNK)
+    assert get(store, *keys[::-1]) == found[::-1]
 
 
 def test_a_process_that_was_killed_left_its_pages(backend: str, tmp_path: Path):
@@ -135,25 +111,7 @@ def files_of(root: Path) -> list[Path]:
 def test_a_damaged_file_is_noticed_removed_and_written_again(tmp_path: Path):
     """Through the guard, as in a cache: AIBrix calls flipped bits a hit."""
     store = AibrixStore(tmp_path / "kv", SIZE, "SHFS")
-    guard = Guard(store, workers=1)
-    buffer = memoryview(bytearray(SIZE))
-
-    def ask(kind: Kind) -> list[Any]:
-        assert guard.start(Request(kind, 1, ["a"], [buffer] if kind in (Kind.GET, Kind.PUT) else []))
-        assert guard.wait(20)
-        return guard.poll()[0].answers
-
-    assert ask(Kind.PUT) == [True]
-    (path,) = files_of(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[1000] ^= 1
-    path.write_bytes(content)
-    assert ask(Kind.GET) == [FAILED]
-    assert guard.stats()["get_corrupt"] == 1
-    assert ask(Kind.EXISTS) == [NO]
-    assert ask(Kind.PUT) == [True]
-    assert ask(Kind.GET) == [HIT]
-    guard.close(10)
+    OBJECTS.check_that_damage_is_healed(store, lambda: flip(*files_of(tmp_path), 1000))
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "length"])
@@ -161,9 +119,10 @@ def test_a_file_that_is_not_whole_is_a_failure_and_can_be_replaced(tmp_path: Pat
     store = AibrixStore(tmp_path / "kv", SIZE, "SHFS")
     put(store, *"abcde")
     path = files_of(tmp_path)[2]
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1  # of the length
-    path.write_bytes(content if damage == "length" else content[: 100 if damage == "short" else 0])
+    if damage == "length":
+        flip(path, 0)
+    else:
+        path.write_bytes(path.read_bytes()[: 100 if damage == "short" else 0])
     assert sorted(get(store, *"abcde")) == [HIT] * 4 + [FAILED]
     assert sorted(store.exists(list("abcde"), soon())) == [NO] + [YES] * 4
     assert put(store, *"abcde") == [True] * 5

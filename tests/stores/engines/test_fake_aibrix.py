@@ -1,8 +1,6 @@
 """AibrixStore over a fake of AIBrix's manager: what the real one does only in trouble. The real one: test_aibrix.py."""
 
 import importlib
-import sys
-import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, over_clients, soon
 
-from purecache.stores.interface import Fetch, Presence
+from purecache.stores.interface import Fetch
 from purecache.stores.registry import open_store
 
 SIZE = 1000
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE, careful=False)
+put = OBJECTS.put
 MODULE = "purecache.stores.engines.aibrix"
+ENGINE = (MODULE, f"{MODULE}_blocks", f"{MODULE}_manager")
 
 
 class FakeStatus:
@@ -119,7 +119,7 @@ def fake_spec(**options: Any) -> Any:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def store(tmp_path: Path) -> Iterator[Any]:
     fake, torch = types.ModuleType("aibrix_kvcache"), types.ModuleType("torch")
     for name in ("KVCacheTensorSpec", "KVCacheConfig", "ModelSpec"):
         setattr(fake, name, types.SimpleNamespace)
@@ -130,28 +130,14 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         BaseKVCacheManager=FakeManager,
     )
     torch.__dict__["uint8"] = "uint8"
-    monkeypatch.setitem(sys.modules, "aibrix_kvcache", fake)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    opened = importlib.import_module(MODULE).AibrixStore(tmp_path / "kv", SIZE)
-    yield opened
-    opened.close()
-    sys.modules.pop(MODULE, None)
-
-
-def soon() -> float:
-    return time.monotonic() + 20
-
-
-def put(store: Any, *keys: str) -> list[bool]:
-    return store.put(keys, [memoryview((key.encode() * SIZE)[:SIZE]) for key in keys], soon())
+    with over_clients({"aibrix_kvcache": fake, "torch": torch}, *ENGINE):
+        opened = importlib.import_module(MODULE).AibrixStore(tmp_path / "kv", SIZE)
+        yield opened
+        opened.close()
 
 
 def get(store: Any, *keys: str) -> list[Fetch]:
-    buffers = [memoryview(bytearray(SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert answer is not HIT or buffer == (key.encode() * SIZE)[:SIZE]
+    answers = OBJECTS.get(store, *keys)
     assert store._manager.held == 0
     return answers
 

@@ -1,39 +1,38 @@
 """The EIC store on a fake of its client: EIC is a closed service, and its client is not to be had elsewhere."""
 
+import contextlib
 import gc
-import sys
 import threading
 import time
 from types import ModuleType
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, over_clients, soon
 from fake_eic import FakeService
 
-from purecache.stores.interface import Fetch, Presence
+from purecache.stores.engines import lanes
 from purecache.stores.registry import open_store
 from purecache.testing import check_store
 
 SIZE = 4096
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE)
+content, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 ENGINE = "purecache.stores.engines.eic"
 UNHEARD = {"SUCCESS": 0, "PARTIAL_FAILED": 1, "ABSENT": 17, "TIMEOUT": 4}
 """Status codes of which none sounds like absence."""
 
 
 @pytest.fixture
-def install(monkeypatch):
+def install():
     services = []
+    with contextlib.ExitStack() as stack:
 
-    def make(*arguments):
-        services.append(FakeService(*arguments))
-        for name, module in services[-1].modules().items():
-            monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-        return services[-1]
+        def make(*arguments):
+            services.append(FakeService(*arguments))
+            stack.enter_context(over_clients(services[-1].modules(), ENGINE))
+            return services[-1]
 
-    yield make
-    sys.modules.pop(ENGINE, None)
+        yield make
     for service in services:
         if service.clients:
             gc.collect()
@@ -58,26 +57,6 @@ def opened(service):
     service.gate.set()
     for store in stores:
         store.close()
-
-
-def soon(seconds=20.0):
-    return time.monotonic() + seconds
-
-
-def content(key, size=SIZE):
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def put(store, *keys, seconds=20.0):
-    return store.put(keys, [content(key) for key in keys], soon(seconds))
-
-
-def get(store, *keys, seconds=20.0):
-    buffers = [memoryview(bytearray(b"\xee" * SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon(seconds))
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (content(key) if answer is HIT else b"\xee" * SIZE), (key, answer)
-    return answers
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 3, "lanes": 1}])
@@ -116,12 +95,7 @@ def test_fake_conformance_without_registered_memory(service):
 
 
 def test_holes_stay_where_they_are(opened):
-    store = opened(batch=7)
-    keys = [f"k{i}" for i in range(40)]
-    there = [i % 3 != 1 for i in range(40)]
-    put(store, *[key for key, is_there in zip(keys, there, strict=True) if is_there])
-    assert get(store, *keys) == [HIT if is_there else MISSING for is_there in there]
-    assert store.exists(keys, soon()) == [YES if is_there else NO for is_there in there]
+    OBJECTS.check_holes(opened(batch=7))
 
 
 def test_a_failure_in_the_middle(service, opened):
@@ -187,13 +161,8 @@ def test_another_length_or_other_bytes(service, opened):
 
 def test_objects_of_several_lengths(opened):
     store = opened()
-    keys, sizes = ["a", "b", "c"], [1, 100, SIZE]
-    assert store.put(keys, [content(key, size) for key, size in zip(keys, sizes, strict=True)], soon()) == [True] * 3
-    buffers = [memoryview(bytearray(size)) for size in sizes]
-    assert store.get(keys, buffers, soon()) == [HIT] * 3
-    assert buffers == [content(key, size) for key, size in zip(keys, sizes, strict=True)]
+    OBJECTS.check_lengths(store)
     assert get(store, "a", "b", "c") == [FAILED, FAILED, HIT]
-    assert store.put(["d", "e"], [content("d", SIZE + 1), content("e")], soon()) == [False, True]
 
 
 def test_a_client_that_raises(service, opened):
@@ -309,7 +278,7 @@ def test_namespaces_keep_users_apart(service, opened):
 
 def test_clear_says_what_it_can_not_do(opened, monkeypatch, caplog):
     store = opened()
-    monkeypatch.setattr(sys.modules[ENGINE], "KNOWN", 2)
+    monkeypatch.setattr(lanes, "KNOWN", 2)
     put(store, "a", "b", "c")
     assert store.stats()["objects"] == -1
     store.clear()
@@ -345,15 +314,12 @@ def test_impossible_urls(service, url, error):
     assert "geheim" not in str(caught.value)
 
 
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "eic", None)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    with pytest.raises(ImportError, match=r"docs/stores/eic\.md says how"):
+def test_without_the_package():
+    with over_clients({"eic": None}, ENGINE), pytest.raises(ImportError, match=r"docs/stores/eic\.md says how"):
         open_store("eic://10.0.0.1:1?instance=i", SIZE)
 
 
-def test_another_package_of_that_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "eic", ModuleType("eic"))
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    with pytest.raises(ImportError, match="is not the client of EIC"):
+def test_another_package_of_that_name():
+    other = {"eic": ModuleType("eic")}
+    with over_clients(other, ENGINE), pytest.raises(ImportError, match="is not the client of EIC"):
         open_store("eic://10.0.0.1:1?instance=i", SIZE)

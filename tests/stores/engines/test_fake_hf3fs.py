@@ -13,30 +13,28 @@ import time
 from pathlib import Path
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, over_clients, soon
 from fake_hf3fs import FakeMetadataServer, FakeMount
 
 from purecache.stores.engines import hf3fs_index
 from purecache.stores.envelope import TRAILER
 from purecache.stores.guard import Guard, Kind, Request
-from purecache.stores.interface import Fetch, Presence
 from purecache.stores.registry import open_store
 from purecache.testing import check_store
 
 SIZE = 4000
 PAGE = 4096
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
-ENGINE = "purecache.stores.engines.hf3fs"
+OBJECTS = Objects(SIZE)
+content, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
+RINGS = "purecache.stores.engines.hf3fs_rings"
+ENGINE = ("purecache.stores.engines.hf3fs", RINGS)
 
 
 @pytest.fixture
-def mount(tmp_path, monkeypatch):
+def mount(tmp_path):
     fake = FakeMount(tmp_path / "3fs")
-    for name, module in fake.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    yield fake
-    sys.modules.pop(ENGINE, None)
+    with over_clients(fake.modules(), *ENGINE):
+        yield fake
     if fake.vectors or fake.files:
         gc.collect()
     fake.check_let_go()
@@ -65,27 +63,6 @@ def opened(mount):
         store.close()
 
 
-def soon(seconds=20.0):
-    return time.monotonic() + seconds
-
-
-def content(key, size=SIZE):
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def put(store, *keys, seconds=20.0):
-    return store.put(keys, [content(key) for key in keys], soon(seconds))
-
-
-def get(store, *keys, seconds=20.0):
-    """Every HIT is the right object, and every other buffer is as it was."""
-    buffers = [memoryview(bytearray(b"\xee" * SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon(seconds))
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (content(key) if answer is HIT else b"\xee" * SIZE), (key, answer)
-    return answers
-
-
 @pytest.mark.parametrize("options", [{}, {"entries": 3, "rings": 1}, {"entries": 5, "block": 2 * PAGE + 100}])
 def test_fake_conformance(mount, options):
     numbers = itertools.count()
@@ -110,12 +87,7 @@ def test_fake_conformance_with_a_metadata_server(mount, server):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_holes_stay_where_they_are(opened, server, shared):
-    store = opened(**({"metadata": server.url} if shared else {}))
-    keys = [f"k{i}" for i in range(40)]
-    there = [i % 3 != 1 for i in range(40)]
-    assert put(store, *[key for key, is_there in zip(keys, there, strict=True) if is_there]) == [True] * 27
-    assert get(store, *keys) == [HIT if is_there else MISSING for is_there in there]
-    assert store.exists(keys, soon()) == [YES if is_there else NO for is_there in there]
+    OBJECTS.check_holes(opened(**({"metadata": server.url} if shared else {})))
 
 
 def test_a_failed_read_in_the_middle(mount, opened):
@@ -242,13 +214,8 @@ def test_a_ring_is_waited_for_until_the_deadline(mount, opened):
 
 def test_objects_of_several_lengths(opened):
     store = opened()
-    keys, sizes = ["a", "b", "c"], [1, 100, SIZE]
-    assert store.put(keys, [content(key, size) for key, size in zip(keys, sizes, strict=True)], soon()) == [True] * 3
-    buffers = [memoryview(bytearray(size)) for size in sizes]
-    assert store.get(keys, buffers, soon()) == [HIT] * 3
-    assert buffers == [content(key, size) for key, size in zip(keys, sizes, strict=True)]
+    OBJECTS.check_lengths(store)
     assert get(store, "a", "b", "c") == [FAILED, FAILED, HIT]
-    assert store.put(["d"], [content("d", SIZE + 1)], soon()) == [False]
     assert store.exists(["a", "b", "d"], soon()) == [YES, YES, NO]
 
 
@@ -430,10 +397,9 @@ def test_impossible_urls(mount, query, error):
         open_store("hf3fs://host/kv?capacity=1MiB", SIZE)
 
 
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "hf3fs_fuse", None)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    with pytest.raises(ImportError, match=r"docs/stores/hf3fs\.md says how"):
+def test_without_the_package():
+    missing = r"docs/stores/hf3fs\.md says how"
+    with over_clients({"hf3fs_fuse": None}, *ENGINE), pytest.raises(ImportError, match=missing):
         open_store("hf3fs:///mnt/kv?capacity=1MiB", SIZE)
 
 
@@ -465,7 +431,7 @@ def test_two_machines_share_a_file(opened, server):
 def test_two_writers_of_one_key_lose_no_page(mount, opened, server, monkeypatch):
     """The server forgets the page of the faster writer when the slower one confirms: then it would be lost for good."""
     one, other = opened(metadata=server.url), opened(metadata=server.url)
-    ring = importlib.import_module(ENGINE)._Ring
+    ring = importlib.import_module(RINGS).Ring
     original = ring.run
 
     def run(self, transfers, deadline):
@@ -525,7 +491,7 @@ def test_a_restored_key_leads_to_no_wrong_object(opened, server, monkeypatch, ho
     server.restart(saved)
     assert call(Kind.EXISTS, "old", "kept") == [YES, YES]
     if how == "guard":
-        monkeypatch.setattr(importlib.import_module(ENGINE), "check_head", lambda *_: True)
+        monkeypatch.setattr(importlib.import_module(RINGS), "check_head", lambda *_: True)
     assert call(Kind.GET, "kept", "old") == [HIT, FAILED]
     assert guard.stats()["get_corrupt"] == (how == "guard")
     assert call(Kind.EXISTS, "old", "kept") == [NO, YES]  # it was removed

@@ -3,21 +3,19 @@ test_lmcache_files.py."""
 
 import importlib
 import os
-import sys
-import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, over_clients, soon
 
-from purecache.stores.interface import Fetch, Presence
 from purecache.stores.registry import open_store
 
 SIZE = 1000
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE, careful=False)
+put, get = OBJECTS.put, OBJECTS.get
 MODULE = "purecache.stores.engines.lmcache_files"
 
 
@@ -80,29 +78,14 @@ class FakeClient:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def store(tmp_path: Path) -> Iterator[Any]:
     package, files = types.ModuleType("lmcache"), types.ModuleType("lmcache.lmcache_fs")
     files.__dict__["LMCacheFSClient"] = FakeClient
-    monkeypatch.setitem(sys.modules, "lmcache", package)
-    monkeypatch.setitem(sys.modules, "lmcache.lmcache_fs", files)
-    monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    opened = importlib.import_module(MODULE).LmcacheFileStore(tmp_path / "kv")
-    yield opened
-    opened.close()
-    assert opened._client.closed == 1
-    sys.modules.pop(MODULE, None)
-
-
-def soon() -> float:
-    return time.monotonic() + 20
-
-
-def put(store: Any, *keys: str) -> list[bool]:
-    return store.put(keys, [memoryview((key.encode() * SIZE)[:SIZE]) for key in keys], soon())
-
-
-def get(store: Any, *keys: str) -> list[Fetch]:
-    return store.get(keys, [memoryview(bytearray(SIZE)) for _ in keys], soon())
+    with over_clients({"lmcache": package, "lmcache.lmcache_fs": files}, MODULE):
+        opened = importlib.import_module(MODULE).LmcacheFileStore(tmp_path / "kv")
+        yield opened
+        opened.close()
+        assert opened._client.closed == 1
 
 
 TROUBLE = [(False, "worker died", None), (True, "", [1, 1]), (True, "", [True]), (1, "", None), RuntimeError("closed")]

@@ -8,7 +8,6 @@ import importlib
 import logging
 import re
 import socket
-import sys
 import threading
 import time
 import types
@@ -19,18 +18,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, ask, over_clients, soon
 
 from purecache.stores.envelope import TRAILER
-from purecache.stores.guard import Guard, Kind, Request
+from purecache.stores.guard import Guard, Kind
 from purecache.stores.interface import Fetch, Presence
 from purecache.stores.registry import open_store
 from purecache.stores.staging import StagingRing
 from purecache.testing import check_store
 
 SIZE = 4096
-ENGINE = "purecache.stores.engines.mooncake"
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+MODULE = "purecache.stores.engines.mooncake"
+ENGINE = (MODULE, f"{MODULE}_client")
+OBJECTS = Objects(SIZE)
+page, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 OK, NO_SPACE, BAD, NOT_READY, NOT_THERE, LEASED, BROKEN, NO_MASTER = 0, -200, -600, -703, -704, -706, -800, -900
 
 
@@ -232,17 +233,14 @@ class Clock:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def engine() -> Iterator[Any]:
     """The module of the store, over a fake of Mooncake's, whether that is installed or not."""
     fake: Any = types.ModuleType("mooncake.store")
     fake.MooncakeDistributedStore = FakeClient
     fake.ReplicateConfig = types.SimpleNamespace
     fake.SoftPinAction = types.SimpleNamespace(ENABLE="enable")
-    monkeypatch.setitem(sys.modules, "mooncake", types.ModuleType("mooncake"))
-    monkeypatch.setitem(sys.modules, "mooncake.store", fake)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    yield importlib.import_module(ENGINE)
-    sys.modules.pop(ENGINE, None)
+    with over_clients({"mooncake": types.ModuleType("mooncake"), "mooncake.store": fake}, *ENGINE):
+        yield importlib.import_module(MODULE)
 
 
 @pytest.fixture(params=["page", "k_v"])
@@ -252,26 +250,6 @@ def objects(request: pytest.FixtureRequest) -> str:
 
 def make(engine: Any, client: FakeClient, objects: str = "page", layers: int = 1, **options: Any) -> Any:
     return engine.MooncakeStore(client, engine.Layout("p", objects, layers), object_bytes=SIZE, **options)
-
-
-def page(key: str, size: int = SIZE) -> memoryview:
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def soon(seconds: float = 20.0) -> float:
-    return time.monotonic() + seconds
-
-
-def put(store: Any, *keys: str, size: int = SIZE) -> list[bool]:
-    return store.put(keys, [page(key, size) for key in keys], soon())
-
-
-def get(store: Any, *keys: str) -> list[Fetch]:
-    buffers = [memoryview(bytearray(SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (page(key) if answer is HIT else bytes(SIZE))
-    return answers
 
 
 def exists(store: Any, *keys: str) -> list[Presence]:
@@ -564,7 +542,7 @@ def test_close_waits_for_calls_and_nothing_is_called_afterwards(engine: Any):
     assert entered.wait(20)
     closer = threading.Thread(target=store.close)
     closer.start()
-    while not store._closed:
+    while not store._entrance.is_closed:
         time.sleep(0.001)
     assert exists(store, "a") == [UNKNOWN]
     closer.join(0.2)
@@ -596,13 +574,6 @@ def test_damaged_pages_are_replaced_through_the_guard(engine: Any, objects: str)
     assert ask(guard, Kind.PUT, keys, views) == [True] * 3
     assert ask(guard, Kind.GET, keys, [page("x") for _ in keys]) == [HIT] * 3
     guard.close()
-
-
-def ask(guard: Guard, kind: Kind, keys: list[str], buffers: list[memoryview] | None = None) -> list[Any]:
-    assert guard.start(Request(kind, 1, keys, buffers or []))
-    assert guard.wait(20)
-    (done,) = guard.poll()
-    return done.answers
 
 
 def test_what_goes_with_every_write(engine: Any):

@@ -8,26 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, over_clients, soon
 from fake_simm import GET_FAILED, TIMEOUT, FakeCluster
 
-from purecache.stores.interface import Fetch, Presence
+from purecache.stores.engines import lanes
 from purecache.stores.registry import open_store
 from purecache.testing import check_store
 
 SIZE = 4096
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE)
+content, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 ENGINE = "purecache.stores.engines.simm"
 
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster():
     fake = FakeCluster()
-    for name, module in fake.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    yield fake
-    sys.modules.pop(ENGINE, None)
+    with over_clients(fake.modules(), ENGINE):
+        yield fake
     assert not fake.violations, fake.violations
     assert not fake.regions, "memory is still registered"
 
@@ -44,26 +42,6 @@ def opened(cluster):
     cluster.gate.set()
     for store in stores:
         store.close()
-
-
-def soon(seconds=20.0):
-    return time.monotonic() + seconds
-
-
-def content(key, size=SIZE):
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def put(store, *keys, seconds=20.0):
-    return store.put(keys, [content(key) for key in keys], soon(seconds))
-
-
-def get(store, *keys, seconds=20.0):
-    buffers = [memoryview(bytearray(b"\xee" * SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon(seconds))
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (content(key) if answer is HIT else b"\xee" * SIZE), (key, answer)
-    return answers
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 3, "lanes": 1}, {"prefix": "team/" * 11, "lanes": 4}])
@@ -92,11 +70,7 @@ def test_a_full_cluster_loses_the_oldest(cluster, opened):
 
 def test_holes_stay_where_they_are(opened):
     store = opened(batch=7)
-    keys = [f"k{i}" for i in range(40)]
-    there = [i % 3 != 1 for i in range(40)]
-    put(store, *[key for key, is_there in zip(keys, there, strict=True) if is_there])
-    assert get(store, *keys) == [HIT if is_there else MISSING for is_there in there]
-    assert store.exists(keys, soon()) == [YES if is_there else NO for is_there in there]
+    keys, _ = OBJECTS.check_holes(store)
     assert put(store, *keys) == [True] * 40  # what is there is not put again, or the fake would tell
     assert get(store, *keys) == [HIT] * 40
 
@@ -135,12 +109,8 @@ def test_a_longer_object_is_not_written_over_its_neighbours(cluster, opened):
 
 def test_objects_of_several_lengths(opened):
     store = opened()
-    keys, sizes = ["a", "b", "c"], [1, 100, SIZE]
-    assert store.put(keys, [content(key, size) for key, size in zip(keys, sizes, strict=True)], soon()) == [True] * 3
-    buffers = [memoryview(bytearray(size)) for size in sizes]
-    assert store.get(keys, buffers, soon()) == [HIT] * 3
-    assert buffers == [content(key, size) for key, size in zip(keys, sizes, strict=True)]
-    assert store.put(["d", "e"], [content("d", SIZE + 1), content("e")], soon()) == [False, True]
+    OBJECTS.check_lengths(store)
+    assert store.put(["empty"], [memoryview(bytearray())], soon()) == [False]
 
 
 def test_an_outage_is_no_absence(cluster, opened):
@@ -246,7 +216,7 @@ def test_a_prefix_keeps_users_apart(cluster, opened):
 
 def test_clear_says_what_it_can_not_do(opened, monkeypatch, caplog):
     store = opened()
-    monkeypatch.setattr(sys.modules[ENGINE], "KNOWN", 2)
+    monkeypatch.setattr(lanes, "KNOWN", 2)
     put(store, "a", "b", "c")
     assert store.stats()["objects"] == -1
     store.clear()
@@ -314,22 +284,18 @@ def test_the_largest_object_and_the_longest_key(opened):
     largest.close()
 
 
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "simm", None)
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    with pytest.raises(ImportError, match=r"docs/stores/simm\.md says how"):
+def test_without_the_package():
+    with over_clients({"simm": None}, ENGINE), pytest.raises(ImportError, match=r"docs/stores/simm\.md says how"):
         open_store("simm://10.0.0.1:30001", SIZE)
 
 
 @pytest.mark.parametrize("with_kv", [False, True])
-def test_another_project_of_that_name(monkeypatch, with_kv):
+def test_another_project_of_that_name(with_kv):
     package = ModuleType("simm")
     package.__path__ = []
-    monkeypatch.setitem(sys.modules, "simm", package)
-    if with_kv:
-        monkeypatch.setitem(sys.modules, "simm.kv", ModuleType("simm.kv"))
-    monkeypatch.delitem(sys.modules, ENGINE, raising=False)
-    with pytest.raises(ImportError, match=r"another project|is not the client of SiMM"):
+    other = {"simm": package, **({"simm.kv": ModuleType("simm.kv")} if with_kv else {})}
+    error = r"another project|is not the client of SiMM"
+    with over_clients(other, ENGINE), pytest.raises(ImportError, match=error):
         open_store("simm://10.0.0.1:30001", SIZE)
 
 

@@ -4,16 +4,14 @@ import importlib.util
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import FAILED, HIT, MISSING, Objects, flip, soon
 
 from purecache.stores.envelope import TRAILER
-from purecache.stores.guard import Guard, Kind, Request
-from purecache.stores.interface import Fetch, Presence
 from purecache.stores.registry import open_store
 from purecache.stores.staging import StagingRing
 from purecache.testing import check_store
@@ -24,8 +22,8 @@ from purecache.stores.engines import lmcache_files
 from purecache.stores.engines.lmcache_files import CHUNK, LmcacheFileStore
 
 SIZE = 4096 + TRAILER
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
+OBJECTS = Objects(SIZE, careful=False)
+page, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 KILLED = """
 import sys, time
 from purecache.stores.engines.lmcache_files import LmcacheFileStore
@@ -35,26 +33,6 @@ for first in range(0, 10**6, 8):
     assert all(store.put(keys, [memoryview(key.encode() * size)[:size] for key in keys], time.monotonic() + 60))
     print(first + 8, flush=True)
 """
-
-
-def soon(seconds: float = 60.0) -> float:
-    return time.monotonic() + seconds
-
-
-def page(key: str, size: int = SIZE) -> memoryview:
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def put(store: LmcacheFileStore, *keys: str) -> list[bool]:
-    return store.put(keys, [page(key) for key in keys], soon())
-
-
-def get(store: LmcacheFileStore, *keys: str) -> list[Fetch]:
-    buffers = [memoryview(bytearray(SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert answer is not HIT or buffer == page(key)
-    return answers
 
 
 @pytest.fixture(params=[False, True], ids=["buffered", "direct"])
@@ -83,11 +61,7 @@ def test_the_url(tmp_path: Path):
 
 
 def test_holes_in_large_batches(store: LmcacheFileStore):
-    keys = [f"k{i}" for i in range(3 * CHUNK)]
-    there = [index % 3 != 1 for index in range(len(keys))]
-    assert all(put(store, *(key for key, each in zip(keys, there, strict=True) if each)))
-    assert store.exists(keys, soon()) == [YES if each else NO for each in there]
-    assert get(store, *keys) == [HIT if each else MISSING for each in there]
+    OBJECTS.check_holes(store, 3 * CHUNK)
 
 
 def test_a_writer_is_killed_and_another_process_reads(direct: bool, tmp_path: Path):
@@ -126,25 +100,7 @@ def files_of(root: Path) -> list[Path]:
 def test_a_damaged_file_is_noticed_removed_and_written_again(direct: bool, tmp_path: Path):
     """Through the guard, as in a cache: LMCache calls flipped bits a hit."""
     store = LmcacheFileStore(tmp_path / "kv", direct=direct)
-    guard = Guard(store, workers=1)
-    buffer = memoryview(bytearray(SIZE))
-
-    def ask(kind: Kind) -> list[Any]:
-        assert guard.start(Request(kind, 1, ["a"], [buffer] if kind in (Kind.GET, Kind.PUT) else []))
-        assert guard.wait(20)
-        return guard.poll()[0].answers
-
-    assert ask(Kind.PUT) == [True]
-    (path,) = files_of(tmp_path)
-    content = bytearray(path.read_bytes())
-    content[1000] ^= 1
-    path.write_bytes(content)
-    assert ask(Kind.GET) == [FAILED]
-    assert guard.stats()["get_corrupt"] == 1
-    assert ask(Kind.EXISTS) == [NO]
-    assert ask(Kind.PUT) == [True]
-    assert ask(Kind.GET) == [HIT]
-    guard.close(10)
+    OBJECTS.check_that_damage_is_healed(store, lambda: flip(*files_of(tmp_path), 1000))
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "long"])
@@ -164,10 +120,7 @@ def test_a_damaged_length_is_a_failure_and_can_be_replaced(tmp_path: Path):
     """With direct I/O the length stands in the last bytes of the file."""
     store = LmcacheFileStore(tmp_path / "kv", direct=True)
     put(store, "a", "b")
-    path = files_of(tmp_path)[0]
-    content = bytearray(path.read_bytes())
-    content[-16] ^= 1
-    path.write_bytes(content)
+    flip(files_of(tmp_path)[0], -16)
     assert sorted(get(store, "a", "b")) == [HIT, FAILED]
     assert put(store, "a", "b") == [True, True]
     assert get(store, "a", "b") == [HIT, HIT]

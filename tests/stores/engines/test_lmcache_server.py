@@ -20,8 +20,9 @@ from purecache.stores.names import ObjectRecord
 
 if importlib.util.find_spec("lmcache") is None:
     pytest.skip("LMCache is not installed here: make test-stores runs this where it is", allow_module_level=True)
-from purecache.adapters import lmcache_server
-from purecache.adapters.lmcache_server import SLACK, LmcacheServer
+from purecache.adapters import lmcache_connection
+from purecache.adapters.lmcache_connection import SLACK
+from purecache.adapters.lmcache_server import LmcacheServer
 
 PAGE_TOKENS, CHUNK_PAGES = 16, 4
 CHUNK = PAGE_TOKENS * CHUNK_PAGES
@@ -341,7 +342,7 @@ def test_an_exception_of_the_client_is_a_miss(client: LmcacheServer, monkeypatch
         raise OSError("no sockets")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lmcache_server.RequestClientFactory, "create", fail)
+        patch.setattr(lmcache_connection.RequestClientFactory, "create", fail)
         assert client.lookup(prompt(1, 4)) == 0
     assert client.last_error.endswith("OSError: no sockets")
     assert client.store(prompt(10, 4), pages_of(prompt(10, 4))) == 4

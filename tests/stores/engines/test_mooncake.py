@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from stores.engines.mooncake_server import SIZE, Client, Cluster, content, main, run_scenario, soon
 
-from purecache.stores.engines.mooncake_objects import Layout, address_of
+from purecache.stores.engines.mooncake_memory import address_of
+from purecache.stores.engines.mooncake_objects import Layout
 from purecache.stores.interface import Fetch, Presence
 from purecache.stores.staging import StagingRing
 from purecache.testing.stores import check_store
@@ -42,7 +43,8 @@ def conforms_with_two_objects_in_pieces(cluster: Cluster) -> None:
 def check(cluster: Cluster, options: dict[str, Any]) -> None:
     """The conformance kit, in a cluster that has something of others in it. The stores share a client that stays open:
     to close one takes a second."""
-    from purecache.stores.engines.mooncake import MooncakeStore, connect
+    from purecache.stores.engines.mooncake import MooncakeStore
+    from purecache.stores.engines.mooncake_client import connect
 
     cluster.start_master()
     client = Kept(connect(("127.0.0.1", cluster.port))[0])

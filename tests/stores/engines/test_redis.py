@@ -1,5 +1,6 @@
 """RedisStore over a real server: all answers, a server that hangs, dies, or is full, and secrets."""
 
+import contextlib
 import itertools
 import logging
 import socket
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from redis_server import RedisServer, free_port
+
+pytest.importorskip("redis", reason="needs the package redis: pip install 'redis[hiredis]>=8'")
+pytest.importorskip("hiredis", reason="needs the package hiredis: pip install 'redis[hiredis]>=8'")
 
 from purecache.stores.engines import redis
 from purecache.stores.engines.redis import RedisStore
@@ -46,6 +50,12 @@ def get(store: RedisStore, *keys: str, size: int = SIZE) -> list[Fetch]:
 
 def exists(store: RedisStore, *keys: str) -> list[Presence]:
     return store.exists(keys, soon())
+
+
+def connections(store: RedisStore) -> tuple[int, int]:
+    """How many there are idle, and in use."""
+    (idle, _), (used, _) = store._pool.get_connection_count()
+    return idle, used
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +99,7 @@ def test_holes_and_many_rounds(store: RedisStore, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(redis, "_ROUND_KEYS", 7)
     keys = [f"k{i}" for i in range(50)]
     for size, lengths in (SIZE, [5, 5, 2]), (16, [7, 5]), (6 * SIZE, [1] * 12):
-        assert [len(some) for some in redis._rounds([page("x", size)] * 12)] == lengths
+        assert [len(some) for some in redis._rounds([size] * 12)] == lengths
     assert put(store, *keys[1::2]) == [True] * 25
     assert exists(store, *keys) == [NO, YES] * 25
     assert get(store, *keys) == [MISSING, HIT] * 25
@@ -171,7 +181,7 @@ def test_a_server_that_hangs_and_goes_on(server: RedisServer, store: RedisStore)
         answers: list[list[Fetch]] = []
         call = threading.Thread(target=lambda: answers.append(get(store, "b", "none", "a")), daemon=True)
         call.start()
-        while not store._used and time.monotonic() < before + 10:
+        while not connections(store)[1] and time.monotonic() < before + 10:
             time.sleep(0.001)
     finally:
         server.go_on()
@@ -214,7 +224,7 @@ def test_a_running_call_ends_with_server_or_store(own: RedisServer, end: str):
     call = threading.Thread(target=lambda: answers.append(exists(store, "a", "b")))
     call.start()
     until = soon()
-    while not store._used and time.monotonic() < until:
+    while not connections(store)[1] and time.monotonic() < until:
         time.sleep(0.001)
     (own.kill if end == "kill" else store.close)()
     call.join(5)
@@ -258,7 +268,7 @@ def test_a_full_server_that_evicts(own: RedisServer):
     store.close()
 
 
-def test_more_threads_than_kept_connections(server: RedisServer, store: RedisStore):
+def test_many_threads(server: RedisServer, store: RedisStore):
     barrier, wrong = threading.Barrier(12), []
 
     def work(number: int) -> None:
@@ -274,7 +284,9 @@ def test_more_threads_than_kept_connections(server: RedisServer, store: RedisSto
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 1 <= len(store._idle) <= redis._IDLE
+    idle, used = connections(store)
+    assert 1 <= idle <= 12
+    assert used == 0
     assert store.stats()["objects"] == 12 * 5 + 5
 
 
@@ -345,10 +357,12 @@ def test_mistakes(url: str, options: dict[str, str], message: str):
 
 
 class FakeServer:
-    """Sends every connection the same bytes, one by one with pauses, or at once."""
+    """Sends every connection the same bytes, with pauses between, and then ends it, or waits for its end."""
 
-    def __init__(self, answer: bytes, pause: float = 0.0) -> None:
-        self._answer, self._pause, self._done = answer, pause, threading.Event()
+    def __init__(self, *answers: bytes, pause: float = 0.0, end: bool = True) -> None:
+        self._answers, self._pause, self._end, self._done = answers, pause, end, threading.Event()
+        self._running: socket.socket | None = None
+        self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve)
@@ -366,32 +380,111 @@ class FakeServer:
             with connection:
                 if self._done.is_set():
                     return
-                connection.recv(1 << 16)
+                self._running = connection
+                self.connections += 1
                 try:
-                    for first in range(len(self._answer)) if self._pause else (slice(None),):
-                        piece = self._answer[first : first + 1] if isinstance(first, int) else self._answer
-                        connection.sendall(piece)
-                        if self._done.wait(self._pause):
-                            return
+                    connection.recv(1 << 16)
+                    for answer in self._answers:
+                        connection.sendall(answer)
+                        self._done.wait(self._pause)
+                    while not self._end and connection.recv(1 << 16):
+                        pass
                 except OSError:
                     pass
 
     def close(self) -> None:
         self._done.set()
+        if self._running is not None:
+            with contextlib.suppress(OSError):
+                self._running.shutdown(socket.SHUT_RDWR)
         socket.create_connection(("127.0.0.1", self.port)).close()
         self._thread.join()
         self._listener.close()
 
 
-def test_a_fake_server_that_drips_is_left_at_the_deadline():
-    """Each packet comes in time, the object does not."""
-    with FakeServer(b"$4096\r\n" + bytes(SIZE) + b"\r\n", pause=0.02) as server:
+def test_a_fake_server_that_stops_in_an_object_is_left_at_the_deadline():
+    """What came whole before stands, and the connection is not used again."""
+    whole = b"$4096\r\n" + page("a").tobytes() + b"\r\n"
+    with FakeServer(b"$-1\r\n" + whole + whole[:-10], end=False) as server:
         store = RedisStore("127.0.0.1", server.port)
-        buffer = memoryview(bytearray(SIZE))
-        before = time.monotonic()
-        assert store.get(["a"], [buffer], before + 0.3) == [FAILED]
-        assert time.monotonic() - before < 0.3 + SLACK
+        for attempt in 1, 2:
+            buffers = [memoryview(bytearray(SIZE)) for _ in range(4)]
+            before = time.monotonic()
+            assert store.get(["none", "a", "b", "c"], buffers, before + 0.3) == [MISSING, HIT, FAILED, FAILED]
+            assert 0.25 < time.monotonic() - before < 0.3 + SLACK
+            assert [bytes(buffer) for buffer in buffers[1:3]] == [page("a"), bytes(SIZE)]
+            assert server.connections == attempt
         store.close()
+
+
+def test_a_fake_server_that_is_slow_is_left_at_the_deadline():
+    """Each answer comes in time, the batch does not."""
+    with FakeServer(*[b"$-1\r\n"] * 20, pause=0.2) as server:
+        store = RedisStore("127.0.0.1", server.port)
+        buffers = [memoryview(bytearray(SIZE)) for _ in range(20)]
+        before = time.monotonic()
+        answers = store.get([f"k{i}" for i in range(20)], buffers, before + 0.5)
+        assert time.monotonic() - before < 0.5 + SLACK
+        assert 1 <= answers.count(MISSING) <= 3
+        assert answers[3:] == [FAILED] * 17
+        store.close()
+
+
+def test_a_fake_server_that_takes_no_connection():
+    """Its queue is full: connecting gets no answer."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            crowd = stack.enter_context(socket.socket())
+            crowd.setblocking(False)
+            crowd.connect_ex(listener.getsockname())
+        store = RedisStore("127.0.0.1", listener.getsockname()[1])
+        check_failures_in_time(store, 0.2)
+        store.close()
+
+
+def test_a_fake_server_that_hangs_up_is_asked_once():
+    with FakeServer() as server:
+        store = RedisStore("127.0.0.1", server.port, password=SECRET)
+        assert exists(store, "a") == [UNKNOWN]
+        assert server.connections == 1
+        assert store.stats()["objects"] == -1
+        assert server.connections == 2
+        store.close()
+        assert exists(store, "a") == [UNKNOWN]
+        assert store.delete(["a"], soon()) == [False]
+        assert server.connections == 2
+
+
+def test_a_call_that_is_broken_off_between_answers_drops_its_connection(server: RedisServer, store: RedisStore):
+    put(store, "a", "b")
+    known = server.cli("CLIENT", "LIST").count("addr=")  # one of the store, and the command itself
+    answer = memoryview(bytearray(SIZE))
+    assert store.get(["a", "b"], [memoryview(bytes(SIZE)), answer], soon()) == [FAILED, FAILED]  # read-only
+    assert answer == bytes(SIZE)
+    until = soon()
+    while server.cli("CLIENT", "LIST").count("addr=") >= known:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert get(store, "b", "none") == [HIT, MISSING]
+
+
+def test_each_call_has_a_deadline_of_its_own(server: RedisServer, store: RedisStore):
+    """A connection that was made in haste takes a large object in the next call, which has time."""
+    assert store.exists(["a"], time.monotonic() + 0.05) == [NO]
+    answers: list[list[bool]] = []
+    call = threading.Thread(target=lambda: answers.append(put(store, "a", size=64 << 20)), daemon=True)
+    server.stop()
+    try:
+        call.start()
+        call.join(0.3)  # longer than the first call had
+        assert not answers
+    finally:
+        server.go_on()
+    call.join(20)
+    assert answers == [[True]]
+    assert connections(store) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +494,7 @@ def test_a_fake_server_that_drips_is_left_at_the_deadline():
 def test_a_fake_server_that_answers_nonsense(answer: bytes):
     with FakeServer(answer) as server:
         store = RedisStore("127.0.0.1", server.port)
-        check_failures_in_time(store, 5.0, number=1)
+        check_failures_in_time(store, 5.0, number=2)
         assert store.stats()["objects"] == -1
         store.clear()
         store.close()
@@ -420,7 +513,7 @@ def test_a_fake_server_that_repeats_the_password(caplog: pytest.LogCaptureFixtur
     with FakeServer(f"-ERR unknown command 'AUTH', with args beginning with: '{SECRET}'\r\n".encode()) as server:
         store = RedisStore("127.0.0.1", server.port, password=SECRET)
         assert exists(store, "a") == [UNKNOWN]
-        assert "refuses AUTH" in caplog.text
+        assert "failed (more at level DEBUG): ResponseError" in caplog.text
         assert SECRET not in caplog.text
         store.close()
 

@@ -79,9 +79,7 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     parents = jnp.concatenate([root_of(state, prompt.rank)[None], nodes[:-1]])
     adopt = inside & (device < 0)
     created = jnp.maximum(length - path.length, 0)
-    taken = tuple(
-        inside & (own < 0) & (given[:size] >= 0) for own, given in zip(trees, offer.values, strict=True)
-    )
+    taken = tuple(inside & (own < 0) & (given[:size] >= 0) for own, given in zip(trees, offer.values, strict=True))
     status = jnp.int32(Status.OK)
     return _Plan(status, nodes, parents, known & inside, adopt, length, created, tuple(trees), taken)
 

@@ -82,7 +82,9 @@ def _operation_laws(state: CacheState, xp: ModuleType, pool: int) -> dict[str, A
         start, size = layout.shelf(tier, pool), layout.ranks * layout.capacity(tier, pool)
         orphans += xp.sum(state.shelves[Shelf.OWNERS, start : start + size] <= RESERVED, dtype=xp.int32)
     moving = members(TransferKind.BACKUP, TransferKind.LOAD_BACK, TransferKind.PREFETCH)
-    storing = xp.sum(here.stored >= BEING_STORED, dtype=xp.int32)
+    # What a node that has gone was noted to be is never read.
+    live = state.nodes[Column.PARENT] != NONE
+    storing = xp.sum(live & (here.stored >= BEING_STORED), dtype=xp.int32)
     return {
         f"every value on its way belongs to an operation (pool {pool})": xp.abs(
             moving - orphans - xp.sum(here.incoming >= 0, dtype=xp.int32)

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
-from purecache.stores.interface import Fetch, Presence, Store
+from purecache.stores.interface import Fetch, Presence, Store, paired
 from purecache.stores.options import host_of, take_options
 
 if int(redis.__version__.partition(".")[0]) < 8:
@@ -121,7 +121,7 @@ class RedisStore(Store):
 
     def get(self, keys: Sequence[str], buffers: Sequence[memoryview], deadline: float) -> list[Fetch]:
         """See `Store.get`. Something else than a string under a key is FAILED."""
-        sizes = _sizes(keys, buffers)
+        sizes = [buffer.nbytes for buffer in paired(keys, buffers)]
         answers = [Fetch.FAILED] * len(keys)
 
         def take(i: int, reply: Any) -> None:
@@ -142,7 +142,7 @@ class RedisStore(Store):
 
         One that was given up at the deadline may still be there afterwards, whole.
         """
-        sizes = _sizes(keys, buffers)
+        sizes = [buffer.nbytes for buffer in paired(keys, buffers)]
         answers = [False] * len(keys)
 
         def take(i: int, reply: Any) -> None:
@@ -327,9 +327,3 @@ def _rounds(sizes: Sequence[int]) -> Iterator[list[int]]:
         total += size
     if some:
         yield some
-
-
-def _sizes(keys: Sequence[str], buffers: Sequence[memoryview]) -> list[int]:
-    if len(keys) != len(buffers):
-        raise ValueError(f"{len(keys)} keys but {len(buffers)} buffers")
-    return [buffer.nbytes for buffer in buffers]

@@ -37,15 +37,16 @@ class Objects:
     def put(self, store: Store, *keys: str, seconds: float = 60.0, size: int | None = None) -> list[bool]:
         return store.put(keys, [self.content(key, size) for key in keys], soon(seconds))
 
-    def get(self, store: Store, *keys: str, seconds: float = 60.0) -> list[Fetch]:
+    def get(self, store: Store, *keys: str, seconds: float = 60.0, size: int | None = None) -> list[Fetch]:
         """What the store answers; every hit is the right object."""
-        buffers = [memoryview(bytearray(_BEFORE * self.size)) for _ in keys]
+        size = self.size if size is None else size
+        buffers = [memoryview(bytearray(_BEFORE * size)) for _ in keys]
         answers = store.get(keys, buffers, soon(seconds))
         for key, buffer, answer in zip(keys, buffers, answers, strict=True):
             if answer is HIT:
-                assert buffer == self.content(key), (key, answer)
+                assert buffer == self.content(key, size), (key, answer)
             elif self.careful:
-                assert buffer == _BEFORE * self.size, (key, answer)
+                assert buffer == _BEFORE * size, (key, answer)
         return answers
 
     def check_holes(self, store: Store, number: int = 40) -> tuple[list[str], list[Fetch]]:

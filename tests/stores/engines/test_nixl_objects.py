@@ -14,8 +14,8 @@ from typing import Any
 
 import obstore
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, soon
 
-from purecache.stores.interface import Fetch, Presence
 from purecache.stores.registry import open_store
 from purecache.testing.stores import check_store
 
@@ -27,29 +27,9 @@ except ImportError as error:
 SIZE = 5000
 SLACK = 0.5
 """Seconds a call may take beyond its deadline on a busy machine."""
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
 SECRET = "open-sesame"
-
-
-def page(key: str, size: int = SIZE) -> memoryview:
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def soon(seconds: float = 20.0) -> float:
-    return time.monotonic() + seconds
-
-
-def put(store: NixlObjectStore, *keys: str) -> list[bool]:
-    return store.put(keys, [page(key) for key in keys], soon())
-
-
-def get(store: NixlObjectStore, *keys: str) -> list[Fetch]:
-    buffers = [memoryview(bytearray(SIZE)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (page(key) if answer == HIT else bytes(SIZE))
-    return answers
+OBJECTS = Objects(SIZE)
+page, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 
 
 def connect(endpoint: str, prefix: str = "", **options: Any) -> NixlObjectStore:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from calls import FAILED, HIT, MISSING, NO, UNKNOWN, YES, Objects, soon
 from redis_server import RedisServer, free_port
 
 pytest.importorskip("redis", reason="needs the package redis: pip install 'redis[hiredis]>=8'")
@@ -23,29 +24,9 @@ from purecache.testing.stores import check_store
 SIZE = 4096
 SLACK = 0.5
 """Seconds a call may take beyond its deadline on a busy machine."""
-YES, NO, UNKNOWN = Presence.YES, Presence.NO, Presence.UNKNOWN
-HIT, MISSING, FAILED = Fetch.HIT, Fetch.MISSING, Fetch.FAILED
 SECRET = "open-sesame"
-
-
-def page(key: str, size: int = SIZE) -> memoryview:
-    return memoryview(bytearray((key.encode() * size)[:size]))
-
-
-def soon(seconds: float = 20.0) -> float:
-    return time.monotonic() + seconds
-
-
-def put(store: RedisStore, *keys: str, size: int = SIZE) -> list[bool]:
-    return store.put(keys, [page(key, size) for key in keys], soon())
-
-
-def get(store: RedisStore, *keys: str, size: int = SIZE) -> list[Fetch]:
-    buffers = [memoryview(bytearray(size)) for _ in keys]
-    answers = store.get(keys, buffers, soon())
-    for key, buffer, answer in zip(keys, buffers, answers, strict=True):
-        assert buffer == (page(key, size) if answer == HIT else bytes(size))
-    return answers
+OBJECTS = Objects(SIZE)
+page, put, get = OBJECTS.content, OBJECTS.put, OBJECTS.get
 
 
 def exists(store: RedisStore, *keys: str) -> list[Presence]:

@@ -12,6 +12,7 @@ from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import LANES, of_pool
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
+from purecache.observers import Observer, Observers
 from purecache.programs import SMALLEST
 from purecache.replies import Replies
 from purecache.snapshots import Snapshot
@@ -51,6 +52,7 @@ class PrefixCache:
         self._programs = self._driver.programs
         self._inputs = Inputs(config, self._programs)
         self._replies = Replies(config)
+        self._observers = Observers()
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -291,7 +293,16 @@ class PrefixCache:
         ended = len(self._driver.complete())
         if self._driver.storage is not None:
             self._driver.storage.tick()
+        self._observers.ticked(self)
         return ended
+
+    def observe(self, observer: Observer) -> None:
+        """Call `observer.ticked(cache)` at the end of every tick. Raises ValueError if it observes already."""
+        self._observers.add(observer)
+
+    def unobserve(self, observer: Observer) -> None:
+        """Undo `observe`. Raises ValueError if it does not observe."""
+        self._observers.remove(observer)
 
     def drain(self) -> int:
         """Wait for all transfers and take note of them; returns how many."""

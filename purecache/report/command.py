@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
         target = Path(options.output or f"{options.file}.html")
         if target.exists() and target.samefile(options.file):
             raise ReportError("the page would overwrite what it is made of")
-        target.write_text(page_of(report))
+        target.write_text(page_of(report), encoding="utf-8")
         if options.json:
-            Path(options.json).write_text(to_json(report))
+            Path(options.json).write_text(to_json(report), encoding="utf-8")
     except (Unusable, ReportError, OSError) as problem:
         print(f"purecache report: {options.file}: {problem}", file=sys.stderr)
         return UNUSABLE

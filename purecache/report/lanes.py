@@ -1,5 +1,6 @@
 """Transfers as a timeline: a lane per kind, with what moved in every stretch of time and single transfers as bars."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from purecache.report.geometry import SIZE, Tick, buckets, shorten, x_ticks
@@ -15,6 +16,8 @@ KINDS = {
 MOST_BARS, MOST_ROWS, MOST_STRETCHES = 400, 6, 120
 AREA_HEIGHT, BAR_HEIGHT, GAP = 36, 7, 2
 """Pixels of a lane."""
+LEAST_WIDTH = 0.15
+"""Percent of the axis that a bar has at least."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +98,23 @@ def worth_showing(transfers: tuple[Transfer, ...]) -> list[Transfer]:
 
 
 def _bars(report: Report, transfers: list[Transfer]) -> list[Bar]:
-    """Bars in rows, so that none covers another; what finds no row is left out."""
+    """Bars in rows, so that none covers another. Those worth most come first; what finds no row is left out."""
     first, last = report.at[0], report.at[-1]
     span = (last - first) or 1.0
-    free_from = [-1.0] * MOST_ROWS
+    rows: list[list[tuple[float, float]]] = [[] for _ in range(MOST_ROWS)]
     bars = []
-    for each in sorted(transfers, key=lambda each: (each.begun, -each.pages)):
-        x = 100 * (each.begun - first) / span
+    for each in worth_showing(tuple(transfers)):
+        x = min(max(100 * (each.begun - first) / span, 0.0), 100 - LEAST_WIDTH)
         end = 100.0 if each.ended is None else 100 * (each.ended - first) / span
-        x, end = min(max(x, 0.0), 99.85), min(max(end, 0.0), 100.0)
-        end = max(end, x + 0.15)
-        row = next((row for row, free in enumerate(free_from) if free <= x), None)
-        if row is not None:
-            free_from[row] = end + 0.05
-            bars.append(Bar(round(x, 3), round(end - x, 3), row * (BAR_HEIGHT + GAP), each))
-    return bars
+        end = max(min(end, 100.0), x + LEAST_WIDTH)
+        for number, row in enumerate(rows):
+            place = bisect_left(row, (x, end))
+            before, after = row[place - 1 : place], row[place : place + 1]
+            if all(other <= x for _, other in before) and all(end <= other for other, _ in after):
+                row.insert(place, (x, end))
+                bars.append(Bar(round(x, 3), round(end - x, 3), number * (BAR_HEIGHT + GAP), each))
+                break
+    return sorted(bars, key=lambda bar: (bar.x, bar.y))
 
 
 def _columns(report: Report, totals: tuple[float, ...]) -> tuple[str, float, list[tuple[str, float]]]:

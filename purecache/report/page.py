@@ -23,7 +23,7 @@ def page_of(report: Report) -> str:
 
     Styles and scripts run only if they have the hashes that the page's own policy names; nothing is loaded.
     """
-    style, script = (_TEMPLATES.joinpath(name).read_text() for name in ("page.css", "page.js"))
+    style, script = (_TEMPLATES.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("purecache.report", "templates"),
         autoescape=True,

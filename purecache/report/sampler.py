@@ -111,5 +111,5 @@ class Sampler:
         """Write `report(cache, **options)` as JSON, for `purecache report`; readable by its owner only."""
         content = to_json(self.report(cache, **options))  # type: ignore[arg-type]
         Path(path).unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(content)

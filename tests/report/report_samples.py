@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 from purecache.report import Prefix, Report, Stock, Transfer
 
 NASTY = """</script><script>alert(1)</script><img src=x onerror=alert(2)>"&'</style>"""
+COUNTERS = ("backup_pages", "loaded_pages", "stored_pages", "prefetched_pages")
+COUNTERS += ("evicted_device_pages", "evicted_host_pages", "dropped_pages", "loads_refused", "backup_failed_pages")
 OUTCOMES = ("ok", "part", "failed", "forgotten", "unknown")
 
 
@@ -50,13 +52,7 @@ def full_report(**changes):
             "host": tuple(4 * n for n in growing),
             "computed": tuple(12 * n for n in growing),
         },
-        "counters": {
-            name: tuple(each * (number + 1) for each in growing)
-            for number, name in enumerate(
-                ("backup_pages", "loaded_pages", "stored_pages", "prefetched_pages", "evicted_device_pages")
-                + ("evicted_host_pages", "dropped_pages", "loads_refused", "backup_failed_pages")
-            )
-        },
+        "counters": {name: tuple(each * (number + 1) for each in growing) for number, name in enumerate(COUNTERS)},
         "transfers": tuple(transfers),
         "transfers_left_out": 7,
         "prefixes": tuple(prefixes),

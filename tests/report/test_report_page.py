@@ -1,4 +1,4 @@
-"""The page without a browser: its structure, that nothing in it can be code or a request, that its numbers are right."""
+"""The page without a browser: its structure, its numbers, and that nothing in it can be code or a request."""
 
 import base64
 import hashlib
@@ -134,7 +134,7 @@ def test_one_sample_and_no_time_between():
     stocks = tuple(
         type(s)(s.tier, s.pool, s.rank, s.capacity, {k: v[:1] for k, v in s.accounts.items()}) for s in report.stocks
     )
-    found = {name: (7,) for name in report.found}
+    found = dict.fromkeys(report.found, (7,))
     parsed = Parsed(page_of(full_report(stocks=stocks, found=found, **at)))
     assert "66.7 %" in parsed.text["headline"]
     assert all("nan" not in found.get("d", "").lower() for found in parsed.named("path"))

@@ -4,6 +4,7 @@ A block that can't run here has a comment with the reason right before it: `<!--
 needs and would only distract from is in `<!-- invisible-code-block: python`.
 """
 
+import ast
 import contextlib
 import doctest
 import io
@@ -19,7 +20,8 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from purecache.cli import main
 
 pytestmark = pytest.mark.xdist_group("docs")  # the pages share compiled programs
-MOST_SKIPPED = 8
+CODE = (ast.Assign, ast.Import, ast.ImportFrom, ast.Call)
+MOST_SKIPPED = 7
 """Blocks of Python that are not run. Each has its reason; a new one is a decision."""
 
 
@@ -89,6 +91,13 @@ def test_what_is_not_run_says_why_and_is_little():
     skipped = [block for block in python if block.skipped is not None]
     assert len(skipped) <= MOST_SKIPPED, [(block.page, block.line, block.skipped) for block in skipped]
     assert len(python) - len(skipped) >= 30
+
+
+def test_no_python_hides_in_a_block_without_a_language():
+    for block in (block for name in PAGES for block in blocks_of(name) if not block.language):
+        with contextlib.suppress(SyntaxError):
+            parts = ast.walk(ast.parse("\n".join(block.lines)))
+            assert not any(isinstance(part, CODE) for part in parts), f"{block.page}:{block.line}"
 
 
 def test_a_page_that_shows_something_else_is_found(tmp_path):

@@ -7,8 +7,8 @@ qwen: the same names with `timestamp` in seconds, blocks of 16 tokens, and `chat
 kv-cache-tester: a coding session per line: `block_size`, `requests` with `t` in seconds since its begin, `in`, `out`
 and `h`, block ids run by run: start, length, start, length ... (callanjfox/kv-cache-tester, traces). Requests of
 `type` subagent hold the requests of a session of their own. Ids are local to a session.
-tokens: `tokens` (or `token_ids`, `prompt_token_ids`, `input_ids`), a list of token ids; optional `output_tokens`, a list
-or a number, `timestamp` in seconds, and `scope`, a text: prompts of different scopes (tenants, adapters) share nothing.
+tokens: `tokens` (or `token_ids`, `prompt_token_ids`, `input_ids`), a list of token ids; optional `output_tokens`, a
+list or a number, `timestamp` in seconds, and `scope`, a text: prompts of different scopes (tenants) share nothing.
 """
 
 import gzip

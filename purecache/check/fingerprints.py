@@ -90,7 +90,7 @@ def _orders(view: View, names: jax.Array) -> jax.Array:
     heads = lift(jnp.arange(layout.ranks * layout.levels) + 501)
     every = jnp.concatenate([names, heads])
     for order in range(len(TIERS) * layout.pools):
-        older, newer = view.state.orders[order]
+        older, newer, _ = view.state.orders[order]
         listed = (older != NONE) | (jnp.arange(len(newer)) >= layout.rows)
         total += _sum(mix(mix(every, every[newer]), lift(jnp.full(len(newer), order))), listed)
     return total

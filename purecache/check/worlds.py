@@ -54,7 +54,7 @@ class World:
         """The empty cache."""
         state = empty_state(self.config)
         if self.one_bucket:
-            state.books[self.config.layout.hash_keys :] = 0
+            state.books[self.config.layout.hash_keys : self.config.layout.retention] = 0
         return state
 
     @cached_property

@@ -43,14 +43,16 @@ class CacheState(eqx.Module):
     links: jax.Array
     """[buckets + rows]: hash chains, heads then nexts. A node that follows its parent's id is found without them."""
     orders: jax.Array
-    """[pools * tiers, 2, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels.
+    """[pools * tiers, 3, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels, and
+    the deadlines of the entries under Policy.RETENTION.
     Those of tail pools list exactly the values that may be evicted, each rank in its first list."""
     shelves: jax.Array
     """[len(Shelf), shelf_length]: free-list and owners of the pages, per tier, pool and rank."""
     ledger: jax.Array
     """[len(Ledger), ledger]: unfinished operations and lock receipts."""
     books: jax.Array
-    """[books]: scalars (`Scalar`), then accounts [len(Account), tiers, pools, ranks], then the keys of the hash."""
+    """[books]: scalars (`Scalar`), accounts [len(Account), tiers, pools, ranks], the keys of the hash, then the retention
+    of each level."""
     token: jax.Array
     """[] always 0: what orders reads before writes, see `transitions.columns`."""
     layout: Layout = eqx.field(static=True)
@@ -96,7 +98,8 @@ def empty_state(config: CacheConfig) -> CacheState:
         books[Scalar.EXTERNAL] = 1
         _lend_all(layout, arrays["shelves"], books)
     keys = np.random.default_rng(config.seed).integers(0, 2**32, 2 * layout.hashed_words, np.uint32)
-    books[layout.hash_keys :] = keys.view(np.int32)
+    books[layout.hash_keys : layout.retention] = keys.view(np.int32)
+    books[layout.retention :] = config.retention_of_levels
     return CacheState(**arrays, layout=layout)  # type: ignore[arg-type]
 
 
@@ -134,8 +137,8 @@ def _empty_nodes(layout: Layout) -> np.ndarray:
 
 def _empty_orders(layout: Layout) -> np.ndarray:
     heads = layout.ranks * layout.levels
-    orders = np.full((layout.pools * len(TIERS), 2, layout.rows + heads), NONE, np.int32)
-    orders[:, :, layout.rows :] = np.arange(layout.rows, layout.rows + heads)
+    orders = np.full((layout.pools * len(TIERS), 3, layout.rows + heads), NONE, np.int32)
+    orders[:, :2, layout.rows :] = np.arange(layout.rows, layout.rows + heads)
     return orders
 
 

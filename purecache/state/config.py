@@ -31,6 +31,9 @@ class Policy(enum.IntEnum):
     """Pages with fewer than two hits before the others, LRU within both."""
     PRIORITY = 6
     """Lowest priority, among equals LRU. A page has the highest priority of all requests that used it."""
+    RETENTION = 7
+    """Earliest deadline: the time of the last use, plus what `CacheConfig.retention` gives pages of its priority. So a
+    priority counts for less the longer a page lies idle, and pages that a request did not `keep` go early."""
 
 
 RULES = {
@@ -42,8 +45,15 @@ RULES = {
     Policy.LFU: (True, False, False, False),
     Policy.SLRU: (True, False, False, False),
     Policy.PRIORITY: (True, False, False, False),
+    Policy.RETENTION: (True, False, False, False),
 }
 """The table that makes policies of the eviction orders: see the four scalars of that name."""
+
+
+RETENTION = (0, 600)
+"""What `CacheConfig.retention` is unless given: everything that was kept has 600 units more than what was not."""
+TIME_LIMIT = 2**30
+"""Times and retentions are below it, so that their sum fits into 32 bits."""
 
 
 class WritePolicy(enum.StrEnum):
@@ -67,7 +77,11 @@ class CacheConfig:
     page_size: tokens per page. device_pages, host_pages: per rank; host_pages=0 switches L2 off.
     load_back_threshold: in tokens; shorter prefixes on host are computed again.
     bigrams: key the cache by pairs of neighbouring tokens (EAGLE), so that n tokens have n - 1 entries.
-    levels: lists that LFU and PRIORITY sort pages into. seed: of the hash table, which is secret.
+    levels: lists that LFU, PRIORITY and RETENTION sort pages into. seed: of the hash table, which is secret.
+    retention: under RETENTION, how much longer than others pages are kept, in the unit of `PrefixCache.advance`: first
+    those that a request did not keep, then those of priority 0, of priority 1 and so on; the last number holds for all
+    priorities above. spare_tail: tokens at the end of every prompt that are not kept: with as many as a server computes
+    within its latency target, less what a next turn is expected to add, this is tail-optimized ("truncated") LRU.
     backup_threshold: uses from which a page is copied to host, instead of those of the write policy.
     external_pages: an allocator outside the cache (a scheduler's own) hands out the device pages. What is not in the
     tree is lent then, from the start and after a reset, and so is what a request leaves behind.
@@ -89,15 +103,18 @@ class CacheConfig:
     backup_threshold: int | None = None
     external_pages: bool = False
     pools: tuple[PoolSpec, ...] = ()
+    retention: tuple[int, ...] = RETENTION
+    spare_tail: int = 0
 
     def __post_init__(self) -> None:
         """Check every value; turn names of policies into members."""
         object.__setattr__(self, "policy", self._policy())
         object.__setattr__(self, "write", self._write())
-        least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0}
+        object.__setattr__(self, "retention", self._retention())
+        least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0, "spare_tail": 0}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name in ("policy", "write", "bigrams", "external_pages", "pools") or value is None:
+            if each.name in ("policy", "write", "bigrams", "external_pages", "pools", "retention") or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{each.name} must be an int, got {value!r}")
@@ -124,6 +141,27 @@ class CacheConfig:
             raise ConfigError(
                 f"policy must be one of {[p.name.lower() for p in Policy]}, got {self.policy!r}"
             ) from None
+
+    def _retention(self) -> tuple[int, ...]:
+        given = tuple(self.retention)
+        good = all(isinstance(each, int) and 0 <= each < TIME_LIMIT for each in given)
+        if not given or not good or list(given) != sorted(given) or len(given) > max(self.levels, len(RETENTION)):
+            raise ConfigError(
+                f"retention must be 1 to {self.levels} ints that do not fall, from 0 to below {TIME_LIMIT}, got {given}"
+            )
+        return given
+
+    def priority_for(self, retention: int) -> int:
+        """The lowest priority whose pages are kept at least `retention` longer than those of priority 0."""
+        table = self.retention_of_levels[1:]
+        wanted = table[0] + retention
+        return next((priority for priority, kept in enumerate(table) if kept >= wanted), len(table) - 1)
+
+    @property
+    def retention_of_levels(self) -> tuple[int, ...]:
+        """`retention` for each of the levels."""
+        given = self.retention[: self.levels]
+        return given + given[-1:] * (self.levels - len(given))
 
     def _write(self) -> WritePolicy:
         try:

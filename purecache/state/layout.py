@@ -151,49 +151,51 @@ class Ledger(enum.IntEnum):
 
 
 class Scalar(enum.IntEnum):
-    """First entries of `CacheState.books`: the clock, stack heights, settings that are data, and counters."""
+    """First entries of `CacheState.books`: clocks, stack heights, settings that are data, and counters."""
 
     CLOCK = 0
     FREE_NODES = 1
     VACANT_RECEIPTS = 2
     VACANT_OPERATIONS = 3
-    POLICY = 4
-    WRITE_BACK = 5
-    BACKUP_HITS = 6
+    TIME = 4
+    """Time as the caller tells it (`advance`), from which pages are kept: see Policy.RETENTION."""
+    POLICY = 5
+    WRITE_BACK = 6
+    BACKUP_HITS = 7
     """Hits from which an insert wants a page backed up; 0 means never at insert."""
-    LOAD_BACK_TOKENS = 7
-    MOVES = 8
+    LOAD_BACK_TOKENS = 8
+    MOVES = 9
     """First of the four rules that make the policy, each 0 or 1. A touch moves the entry of a page in its order."""
-    NEWEST_FIRST = 9
+    NEWEST_FIRST = 10
     """Victims are taken from the newest end."""
-    KEEPS_LOCKED = 10
+    KEEPS_LOCKED = 11
     """The entries of locked pages stay; else they are dropped, and listed again at unlock."""
-    ALWAYS_NEXT = 11
+    ALWAYS_NEXT = 12
     """A page that becomes a leaf takes its child's place even if it is listed."""
-    EXTERNAL = 12
+    EXTERNAL = 13
     """The device pages outside the tree belong to an allocator outside the cache: none is freed, all are lent."""
-    MATCHED_DEVICE_PAGES = 13
-    MATCHED_HOST_PAGES = 14
-    MATCHED_MISS_PAGES = 15
-    INSERTED_PAGES = 16
-    DUPLICATE_PAGES = 17
-    EVICTED_DEVICE_PAGES = 18
-    EVICTED_HOST_PAGES = 19
-    DROPPED_PAGES = 20
+    MATCHED_DEVICE_PAGES = 14
+    MATCHED_HOST_PAGES = 15
+    MATCHED_MISS_PAGES = 16
+    INSERTED_PAGES = 17
+    DUPLICATE_PAGES = 18
+    EVICTED_DEVICE_PAGES = 19
+    EVICTED_HOST_PAGES = 20
+    DROPPED_PAGES = 21
     """Device pages evicted without a copy on host."""
-    BACKUP_PAGES = 21
-    BACKUP_FAILED_PAGES = 22
-    BACKUP_REFUSED_PAGES = 23
-    LOADED_PAGES = 24
-    LOAD_FAILED_PAGES = 25
-    LOADS_REFUSED = 26
-    STALE_COMPLETIONS = 27
-    STORED_PAGES = 28
-    STORE_FAILED_PAGES = 29
-    STORES_REFUSED = 30
-    PREFETCHED_PAGES = 31
-    PREFETCH_FAILED_PAGES = 32
-    PREFETCHES_REFUSED = 33
+    BACKUP_PAGES = 22
+    BACKUP_FAILED_PAGES = 23
+    BACKUP_REFUSED_PAGES = 24
+    LOADED_PAGES = 25
+    LOAD_FAILED_PAGES = 26
+    LOADS_REFUSED = 27
+    STALE_COMPLETIONS = 28
+    STORED_PAGES = 29
+    STORE_FAILED_PAGES = 30
+    STORES_REFUSED = 31
+    PREFETCHED_PAGES = 32
+    PREFETCH_FAILED_PAGES = 33
+    PREFETCHES_REFUSED = 34
 
 
 COUNTERS = tuple(name for name in Scalar if name >= Scalar.MATCHED_DEVICE_PAGES)
@@ -294,9 +296,14 @@ class Layout:
         return self.page_size + 1 + 4
 
     @cached_property
+    def retention(self) -> int:
+        """Index in `books` at which the retention of each level begins."""
+        return self.hash_keys + 2 * self.hashed_words
+
+    @cached_property
     def books(self) -> int:
         """Length of `books`."""
-        return self.hash_keys + 2 * self.hashed_words
+        return self.retention + self.levels
 
     @cached_property
     def ledger(self) -> int:

@@ -60,7 +60,7 @@ def _sibling_laws(n: Columns) -> dict[str, Any]:
 def _hash_of(n: Columns) -> Any:
     """[rows] uint32: the multilinear hash of every node's place, as `transitions.walk.bucket_of` computes it."""
     layout, xp = n.layout, n.xp
-    keys = n.state.books[layout.hash_keys :].view(xp.uint32).reshape(2, layout.hashed_words, 1)
+    keys = n.state.books[layout.hash_keys : layout.retention].view(xp.uint32).reshape(2, layout.hashed_words, 1)
     pages = n.state.tokens.reshape(layout.rows, layout.page_size).view(xp.uint32)
     spaces = xp.where(n.above >= layout.nodes, n.state.nodes[Column.NAMESPACE : Column.NAMESPACE + 4], 0).view(
         xp.uint32
@@ -111,7 +111,7 @@ def _free_node_laws(n: Columns) -> dict[str, Any]:
 def _walked_order(n: Columns, order: int) -> tuple[Any, Any, Any]:
     """Of one order: [rows] which nodes are listed, [rows] the rank of the list that each is in, broken links."""
     xp, rows = n.xp, n.layout.rows
-    older, newer = n.state.orders[order]
+    older, newer, _ = n.state.orders[order]
     size = int(newer.shape[0])
     index = xp.arange(size)
     entry = (older != NONE) | (index >= rows)

@@ -18,8 +18,8 @@ from purecache.replies import Replies
 from purecache.snapshots import Snapshot
 from purecache.snapshots.taking import snapshot_of
 from purecache.state import NONE, CacheConfig, CacheState
-from purecache.state.laws import violations
 from purecache.state.config import TIME_LIMIT
+from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Column, Scalar, Tier
 from purecache.state.pools import ANCHOR
 from purecache.transitions import Status
@@ -100,10 +100,10 @@ class PrefixCache:
         """Give the whole pages of computed tokens to the tree: `pages[i]` holds page i of the prompt.
 
         Pages must be the tree's own (of a match) or lent by `allocate`; new ones become the tree's. `counted`: pages
-        at the front that an earlier insert of this request has counted as hits. `keep`: tokens at the front that are worth
-        keeping, say the prompt without its answer (default: all): under the policies by priority and by retention, what
-        is behind them has a priority of -1. `values`: likewise per tail pool, NONE
-        where the request has no value; the insert ends at the last page where the law of every pool holds.
+        at the front that an earlier insert of this request has counted as hits. `keep`: tokens at the front that are
+        worth keeping, say the prompt without its answer (default: all): the pages behind them get priority -1, which
+        is below all others under Policy.RETENTION. `values`: likewise per tail pool, NONE where the request has no
+        value; the insert ends at the last page where the law of every pool holds.
         """
         size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, keep, values)
         return self._inserted(self._run("insert", size, *offer))

@@ -123,8 +123,9 @@ class Packing:
         layout = self._layout
         ids = jnp.arange(layout.rows)
         chained = self._live(state) & (ids != state.nodes[Column.PARENT] + 1)
-        onward = jnp.where(chained | (ids >= layout.nodes), state.links[layout.buckets :], UNREAD)
-        return jnp.concatenate([state.links[: layout.buckets], onward])
+        nexts, sketch = state.links[layout.buckets : layout.sketch_at], state.links[layout.sketch_at :]
+        onward = jnp.where(chained | (ids >= layout.nodes), nexts, UNREAD)
+        return jnp.concatenate([state.links[: layout.buckets], onward, sketch])
 
     def _orders(self, state: CacheState) -> jax.Array:
         head = jnp.arange(state.orders.shape[-1]) >= self._layout.rows

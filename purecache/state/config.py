@@ -70,6 +70,10 @@ class WritePolicy(enum.StrEnum):
 BACKUP_HITS = {WritePolicy.WRITE_THROUGH: 1, WritePolicy.WRITE_THROUGH_SELECTIVE: 2, WritePolicy.WRITE_BACK: 0}
 
 
+_CHECKED_APART = ("policy", "write", "bigrams", "external_pages", "pools", "retention", "exclusive")
+"""Fields of a configuration that are not numbers."""
+
+
 @dataclass(frozen=True)
 class CacheConfig:
     """Sizes and policies of a cache. Raises `ConfigError` when a value cannot work.
@@ -82,7 +86,12 @@ class CacheConfig:
     those that a request did not keep, then those of priority 0, of priority 1 and so on; the last number holds for all
     priorities above. spare_tail: tokens at the end of every prompt that are not kept: with as many as a server computes
     within its latency target, less what a next turn is expected to add, this is tail-optimized ("truncated") LRU.
-    backup_threshold: uses from which a page is copied to host, instead of those of the write policy.
+    backup_threshold: uses from which a page is copied to host, instead of those of the write policy: under write back,
+    pages with fewer are dropped when they are evicted, so that what was used once does not push out what is used often.
+    sketch: counters (a power of two) of a frequency sketch, from which a page that comes back has the hits that it had
+    when it was evicted, for `backup_threshold`, LFU and SLRU; 0: none, a page begins anew. Some times the pages of all
+    tiers is enough.
+    exclusive: a page that was loaded back leaves host at once, so that no page takes room twice; under write back only.
     external_pages: an allocator outside the cache (a scheduler's own) hands out the device pages. What is not in the
     tree is lent then, from the start and after a reset, and so is what a request leaves behind.
     pools: those beside the KV of full attention, see `register_pool`.
@@ -105,16 +114,21 @@ class CacheConfig:
     pools: tuple[PoolSpec, ...] = ()
     retention: tuple[int, ...] = RETENTION
     spare_tail: int = 0
+    exclusive: bool = False
+    sketch: int = 0
 
     def __post_init__(self) -> None:
         """Check every value; turn names of policies into members."""
         object.__setattr__(self, "policy", self._policy())
         object.__setattr__(self, "write", self._write())
         object.__setattr__(self, "retention", self._retention())
-        least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0, "spare_tail": 0}
+        least = {"host_pages": 0, "load_back_threshold": 0, "seed": 0, "spare_tail": 0, "sketch": 0}
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name in ("policy", "write", "bigrams", "external_pages", "pools", "retention") or value is None:
+            if (
+                each.name in ("policy", "write", "bigrams", "external_pages", "pools", "retention", "exclusive")
+                or value is None
+            ):
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"{each.name} must be an int, got {value!r}")
@@ -122,13 +136,17 @@ class CacheConfig:
                 raise ConfigError(f"{each.name} must be at least {least.get(each.name, 1)}, got {value}")
         if self.levels < 2:
             raise ConfigError("levels must be at least 2: SLRU keeps two lists")
+        if self.sketch & (self.sketch - 1):
+            raise ConfigError(f"sketch must be a power of two, got {self.sketch}")
         object.__setattr__(self, "pools", tuple(self.pools))
         try:
             checked_pools(self.pools, self.page_size, self.host_pages)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        if self.exclusive and (self.write != WritePolicy.WRITE_BACK or self.pools):
+            raise ConfigError("exclusive needs write=write_back, and a cache without further pools")
         layout = self.layout
-        if max(layout.rows * self.page_size, layout.buckets + layout.rows, layout.shelf_length) > LAYOUT_LIMIT:
+        if max(layout.rows * self.page_size, layout.links, layout.shelf_length) > LAYOUT_LIMIT:
             raise ConfigError(
                 f"{layout.rows} nodes of {self.page_size} tokens exceed int32 indices: "
                 "lower device_pages or host_pages, or raise page_size"
@@ -143,9 +161,9 @@ class CacheConfig:
             ) from None
 
     def _retention(self) -> tuple[int, ...]:
-        given = tuple(self.retention)
-        good = all(isinstance(each, int) and 0 <= each < TIME_LIMIT for each in given)
-        if not given or not good or list(given) != sorted(given) or len(given) > max(self.levels, len(RETENTION)):
+        given = tuple(self.retention) if isinstance(self.retention, tuple | list) else ()
+        good = given and all(isinstance(each, int) and 0 <= each < TIME_LIMIT for each in given)
+        if not good or list(given) != sorted(given) or len(given) > max(self.levels, len(RETENTION)):
             raise ConfigError(
                 f"retention must be 1 to {self.levels} ints that do not fall, from 0 to below {TIME_LIMIT}, got {given}"
             )
@@ -181,6 +199,7 @@ class CacheConfig:
             max_operations=self.max_operations,
             max_receipts=self.max_receipts,
             tails=tuple(spec.tail for spec in self.pools if spec.law is not None),
+            sketch=self.sketch,
         )
 
     def register_pool(self, spec: PoolSpec) -> "CacheConfig":

@@ -171,7 +171,9 @@ def evict_device_pages(
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
             bare = (state.nodes[Column.HOST_PAGE, node] < 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
             # A page with children on host is worth a copy under every policy: without it they are lost too.
-            wanted = (state.books[Scalar.WRITE_BACK] > 0) | (state.nodes[Column.FIRST_CHILD, node] != NONE)
+            least = state.books[Scalar.WRITE_BACK]
+            wanted = (least > 0) & (state.nodes[Column.HITS, node] >= least)
+            wanted |= state.nodes[Column.FIRST_CHILD, node] != NONE
             parent, page = state.nodes[Column.PARENT, node], state.nodes[Column.DEVICE_PAGE, node]
             return bare & wanted, parent, page, *departing(state, Tier.DEVICE, node)
 

@@ -14,11 +14,11 @@ from purecache.transitions.nodes import create_node
 from purecache.transitions.orders import arrive, level, retains, touch
 from purecache.transitions.pages import own_pages
 from purecache.transitions.scans import end_of, first_of, number_of, repeat, some
+from purecache.transitions.sketch import remembered
 from purecache.transitions.standing import set_pages
 from purecache.transitions.values import adopt_value, deepest_valid, touch_values, value_at
 from purecache.transitions.vocabulary import Inserted, Status, Step
 from purecache.transitions.walk import Prompt, page_at, root_of, size_of, walk
-
 
 ALL = np.int32(2**30)
 """More pages than there are."""
@@ -34,7 +34,7 @@ class Offer(NamedTuple):
     priority: jax.Array
     """[] priority of the request."""
     kept: jax.Array | np.int32 = ALL
-    """[] pages at the front that have this priority; those behind are not worth as much, and get -1 if that is lower."""
+    """[] pages at the front that have this priority; those behind are worth less, and get -1 if that is lower."""
     values: tuple[jax.Array, ...] = ()
     """Per tail pool [size]: device page of the value at each page of the prompt, NONE where the request has none."""
 
@@ -91,15 +91,15 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     return _Plan(status, nodes, parents, known & inside, adopt, length, created, tuple(trees), taken)
 
 
-def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
-    """Add the new nodes, which will have the ids of the plan."""
+def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, before: jax.Array) -> CacheState:
+    """Add the new nodes, which will have the ids of the plan. before: uses of each page that are remembered."""
     first, priorities = plan.length - plan.created, _priorities(offer, plan)
 
     def one(number: jax.Array, state: CacheState) -> CacheState:
         index = first + number
         page = page_at(state, prompt.tokens, index)
-        priority = priorities[index]
-        return create_node(state, plan.parents[index], page, prompt.namespace, prompt.rank, 1, priority)[0]
+        hits, priority = 1 + before[index], priorities[index]
+        return create_node(state, plan.parents[index], page, prompt.namespace, prompt.rank, hits, priority)[0]
 
     return repeat(state.token, plan.created, one, state)
 
@@ -150,7 +150,8 @@ def insert_if(
     ok = status == Status.OK
     state = count(state, CLOCK=ok)
     # Most inserts find most of the prompt in the tree: the writes for new pages are left out where there are none.
-    state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan), state)
+    state, before = remembered(state, prompt, ok & (index >= offer.counted) & (index < plan.length))
+    state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan, before), state)
     state = when(ok & some(state.token, plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
     state = _adopt_values(state, prompt, offer, plan, ok)
     state = _use(state, prompt, offer, plan, ok)

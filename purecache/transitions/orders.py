@@ -18,8 +18,8 @@ from purecache.state.layout import NONE, Column, Scalar
 from purecache.transitions.columns import look, masked, put
 
 OLDER, NEWER, DUE = 0, 1, 2
-"""Rows of an order: the neighbour towards the oldest entry, and towards the newest; under Policy.RETENTION, the deadline
-of the entry: when it was used last, plus the retention of its list."""
+"""Rows of an order: the neighbour towards the oldest entry, and towards the newest; and the deadline of the entry, under
+Policy.RETENTION: when it was used last, plus the retention of its list."""
 
 
 def rule(state: CacheState, name: Scalar) -> jax.Array:
@@ -56,15 +56,14 @@ def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
 def place(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
     """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing.
 
-    Its deadline is that of a page used now; at the oldest end it is no later than that of the entry it goes before.
+    Its deadline is that of a page used now; at the oldest end it has passed.
     """
 
     def ends(state: CacheState) -> tuple[jax.Array, ...]:
         head = head_of(state, node, rank)
         oldest, last = state.orders[tier, NEWER, head], state.orders[tier, OLDER, head]
         due = state.books[Scalar.TIME] + retention_of(state, head)
-        first = jnp.minimum(due, jnp.where(oldest < state.layout.rows, state.orders[tier, DUE, oldest], due))
-        return jnp.where(newest, last, head), jnp.where(newest, head, oldest), jnp.where(newest, due, first)
+        return jnp.where(newest, last, head), jnp.where(newest, head, oldest), jnp.where(newest, due, 0)
 
     return place_between(state, tier, node, ends)
 
@@ -72,8 +71,10 @@ def place(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array, newest
 def place_between(
     state: CacheState, tier: Any, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, ...]]
 ) -> CacheState:
-    """Move `node` between the neighbouring entries `ends(state)`: older, newer, and what its deadline is then, if it has
-    one. NONE places nothing."""
+    """Move `node` between the neighbouring entries `ends(state)`: older, newer, and its deadline if it has one.
+
+    NONE places nothing.
+    """
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
         return state.orders[tier, OLDER, node], state.orders[tier, NEWER, node], *ends(state)

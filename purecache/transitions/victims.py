@@ -18,7 +18,6 @@ from purecache.transitions.orders import (
     listed,
     place_between,
     retains,
-    retention_of,
     rule,
 )
 from purecache.transitions.scans import repeat
@@ -148,13 +147,11 @@ def step_back(
         backward = rule(state, Scalar.NEWEST_FIRST)
         beyond = state.orders[tier, jnp.where(backward, NEWER, OLDER), behind]
         older, newer = jnp.where(backward, behind, beyond), jnp.where(backward, beyond, behind)
-        # It was used last when the victim was, but its list must stay in the order of deadlines.
-        due = left - retention_of(state, cursor.head) + retention_of(state, head)
-        due = jnp.minimum(due, jnp.where(behind < state.layout.rows, state.orders[tier, DUE, behind], due))
-        return leaf & free & (unlisted | rule(state, Scalar.ALWAYS_NEXT)), head, older, newer, due
+        return leaf & free & (unlisted | rule(state, Scalar.ALWAYS_NEXT)), head, older, newer
 
-    state, (next_victim, head, older, newer, due) = look(state, plan)
-    state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer, due))
+    state, (next_victim, head, older, newer) = look(state, plan)
+    # No entry has an earlier deadline than the victim had, so with that one every list stays in order.
+    state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer, left))
     back = next_victim & (head <= cursor.head)
     entry = jnp.where(back, parent, follower)
     return state, Cursor(entry, jnp.where(back, head, cursor.head))

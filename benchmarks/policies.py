@@ -39,6 +39,8 @@ class Request:
     """Blocks of the prompt among them."""
     turn: int
     """Earlier requests of the same conversation: what a chat server knows."""
+    answer: int
+    """Tokens of the answer, which is known at its end."""
 
 
 Caller = Callable[[Request], dict[str, Any]]
@@ -59,6 +61,11 @@ def by_turn(request: Request) -> dict[str, Any]:
     return {"priority": min(request.turn, 2)}
 
 
+def by_turn_and_answer(request: Request) -> dict[str, Any]:
+    """One more for an answer below 100 tokens: questions about a document, steps of an agent."""
+    return {"priority": min(request.turn, 2) + (request.answer < 100)}
+
+
 def prompt_only(request: Request) -> dict[str, Any]:
     """Keep the prompt rather than the answer."""
     return {"keep": request.prompt}
@@ -75,13 +82,13 @@ CANDIDATES = (
     Candidate("lfu", {"policy": "lfu"}),
     Candidate("slru", {"policy": "slru"}),
     Candidate("priority by turn", {"policy": "priority"}, by_turn),
-    Candidate("retention by turn 150", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn),
-    Candidate("retention by turn 300", {"policy": "retention", "retention": (0, 0, 300, 600)}, by_turn),
+    Candidate("retention by turn", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn),
+    Candidate("by turn and answer", {"policy": "retention", "retention": (0, 0, 150, 300, 450)}, by_turn_and_answer),
     Candidate("tail-optimized lru 1", {"policy": "retention", "retention": (0, 3600), "spare_tail": 1}),
     Candidate("tail-optimized lru 8", {"policy": "retention", "retention": (0, 3600), "spare_tail": 8}),
     Candidate("answers 60 earlier", {"policy": "retention", "retention": (0, 60)}, prompt_only),
     Candidate("answers first", {"policy": "retention", "retention": (0, 3600)}, prompt_only),
-    Candidate("turn 150, answers 60", {"policy": "retention", "retention": (0, 60, 210, 360)}, both),
+    Candidate("turn, answers 60 earlier", {"policy": "retention", "retention": (0, 60, 210, 360)}, both),
 )
 
 
@@ -94,7 +101,7 @@ def read(path: Path) -> list[Request]:
         known = next((turns[each] for each in reversed(ids[1:]) if each in turns), None)
         turn = 0 if known is None else known + 1
         turns |= dict.fromkeys(ids, turn)
-        requests.append(Request(row["timestamp"] / 1000, np.array(ids, np.int32), len(ids), turn))
+        requests.append(Request(row["timestamp"] / 1000, np.array(ids, np.int32), len(ids), turn, row["output_length"]))
     return requests
 
 
@@ -119,7 +126,7 @@ def answers(path: Path, requests: list[Request]) -> list[Request]:
         fresh += missing
         blocks = np.concatenate([prompt, tail, own])
         following |= dict.fromkeys(prompt.tolist(), request.blocks[: row["input_length"] // BLOCK])
-        whole.append(Request(request.time, blocks, full, request.turn))
+        whole.append(Request(request.time, blocks, full, request.turn, request.answer))
     return whole[::-1]
 
 

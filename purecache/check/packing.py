@@ -168,11 +168,11 @@ _PACKED = ("tokens", "nodes", "links", "orders", "shelves", "ledger")
 """Arrays that are packed whole."""
 
 
-_HEIGHTS = Scalar.VACANT_OPERATIONS - Scalar.CLOCK
-"""Scalars right behind the clock that say how high stacks are."""
+_HEIGHTS = Scalar.TIME - Scalar.CLOCK
+"""Scalars right behind the clock that say how high stacks are, and what time it is."""
 
 
 def _variable(books: Any, layout: Layout) -> Any:
-    """What changes in `books` and makes a difference: heights of stacks, and accounts."""
+    """What changes in `books` and makes a difference: heights of stacks, the time, and accounts."""
     parts = [books[1 : 1 + _HEIGHTS], books[len(Scalar) : layout.hash_keys]]
     return jnp.concatenate(parts) if isinstance(books, jax.Array) else np.concatenate(parts)

@@ -18,7 +18,7 @@ from purecache.state.layout import NONE, Column, Scalar
 from purecache.transitions.columns import look, masked, put
 
 OLDER, NEWER, DUE = 0, 1, 2
-"""Rows of an order: the neighbour towards the oldest entry, and towards the newest; and the deadline of the entry, under
+"""Rows of an order: the neighbour towards the oldest entry, and towards the newest; and its deadline, under
 Policy.RETENTION: when it was used last, plus the retention of its list."""
 
 

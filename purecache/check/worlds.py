@@ -18,7 +18,8 @@ class World:
 
     contents: the pages that prompts are made of. depth: most pages of a prompt. namespaces: how many there are, each
     with all prompts, in every rank. priorities: those that requests have. times: how many there are, the first is 0.
-    storage: whether pages are stored and prefetched. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node ids.
+    storage: whether pages are stored and prefetched. one_bucket: let all pages collide in the hash table.
+    exact: tell states apart that differ in node ids.
     """
 
     name: str

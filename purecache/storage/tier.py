@@ -219,6 +219,15 @@ class StorageTier:
         """Stores and prefetches that have not ended, and stores that wait for a staging buffer."""
         return self._writer.in_flight + self._reader.in_flight + len(self._waiting)
 
+    @property
+    def under_way(self) -> dict[str, int]:
+        """What `in_flight` counts, by what it is."""
+        return {
+            "stores": self._writer.in_flight,
+            "prefetches": self._reader.in_flight,
+            "stores_waiting": len(self._waiting),
+        }
+
     def counters(self) -> dict[str, int]:
         """Totals of prefetches, and those of the guard (see `Guard.stats`)."""
         return self._counts | self.guard.stats()

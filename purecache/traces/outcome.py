@@ -122,7 +122,7 @@ class Latency:
     prefill: float
     """Of all requests together: computing what was not found."""
     saved: dict[str, float]
-    """By tier (device, host, disk): time of computing what was found there, less the time of loading it."""
+    """By tier (device, host, disk): time of computing what was found there, less the time of loading that."""
     prefill_without: float
     """Computing all prompts whole: prefill + what was found, however it was loaded."""
 

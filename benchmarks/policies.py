@@ -1,15 +1,16 @@
 """How many prompt tokens each eviction policy serves from cache on a trace, beside the offline optimum.
 
-    python -m benchmarks.policies TRACE [TRACE ...] --tokens 1e6 2.9e6 1e7
+    python -m benchmarks.policies TRACE [TRACE ...] --tokens 1e6 2.9e6 1e7 [--model | --check]
 
 A trace has one JSON object per line, as the Mooncake traces (FAST'25): `timestamp` in ms, `input_length`,
-`output_length`, and `hash_ids`, ids of prefix blocks of 512 tokens. A block id is a page of one token here, so the
-capacities are what the block size makes of them. Every request runs through the real transitions: admit, allocate,
-finish. What a request pushes aside is not there for the next one; capacity smaller than a request is refused.
+`output_length`, and `hash_ids`, ids of prefix blocks of 512 tokens. Or one per coding session, as kv-cache-tester has
+them (.gz), of blocks of 64 tokens, here put together to blocks of 512; the sessions start spread over an hour. A block
+is a page of one token here. Every request runs through the real transitions: admit, allocate, finish; with `--model`,
+through a plain model of them, which is faster; with `--check`, through both.
 """
 
 import argparse
-import heapq
+import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -21,10 +22,11 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.policy_model import Model, key_of, optimum
 from purecache import CacheConfig, PrefixCache
 
 BLOCK = 512
-NEVER = 1 << 60
+NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,50 @@ CANDIDATES = (
 
 def read(path: Path) -> list[Request]:
     """The requests of a trace, in order of arrival, with their turns."""
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    if path.suffix == ".gz":
+        return sessions(path)
     requests, turns = [], {}
-    for row in rows:
+    for row in lines(path):
         ids = row["hash_ids"]
-        known = next((turns[each] for each in reversed(ids[1:]) if each in turns), None)
-        turn = 0 if known is None else known + 1
-        turns |= dict.fromkeys(ids, turn)
-        requests.append(Request(row["timestamp"] / 1000, np.array(ids, np.int32), len(ids), turn, row["output_length"]))
+        turn = turn_of(ids, turns)
+        answer = row["output_length"]
+        requests.append(Request(row["timestamp"] / 1000, np.array(ids, np.int32), len(ids), turn, answer))
     return requests
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one per line."""
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def turn_of(ids: list[int], turns: dict[int, int]) -> int:
+    """One more than the turn in which the deepest known block was used last; its blocks are noted.
+
+    The first block, which many conversations share, does not count.
+    """
+    known = next((turns[each] for each in reversed(ids[1:]) if each in turns), None)
+    turn = 0 if known is None else known + 1
+    turns |= dict.fromkeys(ids, turn)
+    return turn
+
+
+def sessions(path: Path) -> list[Request]:
+    """The requests of coding sessions, merged by time."""
+    random, found, first = np.random.default_rng(0), [], 0
+    for session in lines(path):
+        start, width, last = random.uniform(0, 3600), BLOCK // session["block_size"], first
+        for row in session["requests"]:
+            if "h" not in row:  # a sub-agent, of which only the sum is known
+                continue
+            runs = zip(row["h"][::2], row["h"][1::2], strict=True)
+            ids = [first + each for at, number in runs for each in range(at, at + number)]
+            last = max(last, *ids, first)
+            found.append((start + row["t"], ids[width - 1 :: width], row["out"]))
+        first = last + 1
+    turns: dict[int, int] = {}
+    found.sort(key=lambda each: each[0])
+    return [Request(t, np.array(ids, np.int32), len(ids), turn_of(ids, turns), out) for t, ids, out in found]
 
 
 def answers(path: Path, requests: list[Request]) -> list[Request]:
@@ -111,7 +148,7 @@ def answers(path: Path, requests: list[Request]) -> list[Request]:
     Where a later prompt goes on from all whole blocks of this one, the answer is what comes next there; else it is
     blocks that nobody asks for again. Blocks that were not full are left out: an engine caches whole pages.
     """
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    rows = lines(path)
     fresh = 1 + max(int(request.blocks.max(initial=0)) for request in requests)
     following: dict[int, np.ndarray] = {}
     whole = []
@@ -130,32 +167,6 @@ def answers(path: Path, requests: list[Request]) -> list[Request]:
     return whole[::-1]
 
 
-def optimum(requests: list[Request], capacity: int) -> list[int]:
-    """Blocks per request that a cache which knows the future finds: it gives up what is used again last, or never."""
-    following: dict[int, int] = {}
-    uses = []
-    for number in range(len(requests) - 1, -1, -1):
-        request = requests[number]
-        uses.append([following.get(int(block), NEVER) for block in request.blocks])
-        following |= dict.fromkeys(request.blocks[: request.prompt].tolist(), number)
-    held: dict[int, int] = {}
-    queue: list[tuple[int, int, int]] = []
-    found = []
-    for request, nexts in zip(requests, reversed(uses), strict=True):
-        blocks = request.blocks.tolist()
-        found.append(next((n for n, block in enumerate(blocks[: request.prompt]) if block not in held), request.prompt))
-        for depth, (block, use) in enumerate(zip(blocks, nexts, strict=True)):
-            held.pop(block, None)
-            if use != NEVER:
-                held[block] = use
-                heapq.heappush(queue, (-use, -depth, block))
-        while len(held) > capacity:
-            use, _, block = heapq.heappop(queue)
-            if held.get(block) == -use:
-                del held[block]
-    return found
-
-
 class Runner:
     """Runs candidates in caches of one size, which share their programs; of smaller ones, pages are lent for good."""
 
@@ -164,8 +175,8 @@ class Runner:
         longest = max(len(request.blocks) for request in requests)
         self._smallest = 1 << max(longest - 1, 1).bit_length()
 
-    def run(self, candidate: Candidate, capacity: int) -> tuple[list[int], dict[str, int]]:
-        """Blocks of each prompt that were found, and the counters of the cache."""
+    def run(self, candidate: Candidate, capacity: int) -> list[int]:
+        """Blocks of each prompt that were found."""
         config = CacheConfig(
             page_size=1, device_pages=self._largest, host_pages=self._host, load_back_threshold=0, **candidate.options
         )
@@ -178,7 +189,7 @@ class Runner:
             if times:
                 cache.advance(int(request.time))
             found.append(self._serve(cache, request, candidate.caller(request)))
-        return found, cache.counters()
+        return found
 
     @staticmethod
     def _serve(cache: PrefixCache, request: Request, said: dict[str, Any]) -> int:
@@ -199,6 +210,18 @@ class Runner:
         return min(hit, request.prompt)
 
 
+def modelled(requests: list[Request], candidate: Candidate, capacity: int) -> list[int]:
+    """Blocks of each prompt that the plain model finds."""
+    model, spare = Model(capacity, key_of(candidate.options)), candidate.options.get("spare_tail", 0)
+    found = []
+    for number, request in enumerate(requests):
+        said = candidate.caller(request)
+        kept = min(said.get("keep", NEVER), len(request.blocks) - spare)
+        hit = model.serve(request.blocks.tolist(), number, request.time, said.get("priority", 0), kept)
+        found.append(min(hit, request.prompt))
+    return found
+
+
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row per trace, capacity and candidate."""
     chosen = [each for each in CANDIDATES if not options.policies or each.name in options.policies]
@@ -206,23 +229,24 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         requests = read(path)
         requests = answers(path, requests) if options.answers else requests
         prompts = sum(request.prompt for request in requests)
+        paths = [(request.blocks.tolist(), request.prompt) for request in requests]
         pages = [int(tokens) // BLOCK for tokens in options.tokens]
         runner = Runner(requests, max(pages))
         for capacity in pages:
-            best = sum(optimum(requests, capacity)) / prompts
-            yield {"trace": path.name, "tokens": capacity * BLOCK, "policy": "optimum", "hits": best}
+            label = {"trace": path.name, "tokens": capacity * BLOCK}
+            best = sum(optimum(paths, capacity)) / prompts
+            yield label | {"policy": "optimum", "hits": best}
             plain = None
             for candidate in chosen:
-                hits = sum(runner.run(candidate, capacity)[0]) / prompts
+                found = {}
+                if options.model or options.check:
+                    found["model"] = sum(modelled(requests, candidate, capacity)) / prompts
+                if not options.model:
+                    found["hits"] = sum(runner.run(candidate, capacity)) / prompts
+                hits = found.setdefault("hits", found.get("model"))
                 plain = hits if plain is None else plain
                 gap = (hits - plain) / max(best - plain, 1e-9)
-                yield {
-                    "trace": path.name,
-                    "tokens": capacity * BLOCK,
-                    "policy": candidate.name,
-                    "hits": hits,
-                    "gap closed": gap,
-                }
+                yield label | {"policy": candidate.name, **found, "gap closed": gap}
 
 
 def main() -> None:
@@ -231,6 +255,8 @@ def main() -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--tokens", nargs="+", type=float, default=[1e6, 2.9e6, 1e7], help="capacities")
     parser.add_argument("--policies", nargs="*", metavar="NAME", help=f"of {[each.name for each in CANDIDATES]}")
+    parser.add_argument("--model", action="store_true", help="the plain model instead of the transitions")
+    parser.add_argument("--check", action="store_true", help="the plain model as well")
     parser.add_argument("--answers", action="store_true", help="cache the blocks of answers, too")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -240,6 +266,7 @@ def main() -> None:
     for row in rows(options):
         found.append(row)
         closed = f"{row['gap closed']:8.2f}" if "gap closed" in row else ""
+        closed += f"  model {row['model']:.4f}" if options.check and "model" in row else ""
         print(f"{row['trace']:28} {row['tokens']:10,} {row['policy']:24} {row['hits']:7.4f} {closed}", flush=True)
     if options.json:
         options.json.write_text("".join(json.dumps(row) + "\n" for row in found))

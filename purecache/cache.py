@@ -18,6 +18,7 @@ from purecache.replies import Replies
 from purecache.snapshots import Snapshot
 from purecache.snapshots.taking import snapshot_of
 from purecache.state import NONE, CacheConfig, CacheState
+from purecache.state.config import TIME_LIMIT
 from purecache.state.laws import violations
 from purecache.state.layout import COUNTERS, Account, Column, Scalar, Tier
 from purecache.state.pools import ANCHOR
@@ -93,15 +94,18 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        keep: int | None = None,
         values: Values = None,
     ) -> Inserted:
         """Give the whole pages of computed tokens to the tree: `pages[i]` holds page i of the prompt.
 
         Pages must be the tree's own (of a match) or lent by `allocate`; new ones become the tree's. `counted`: pages
-        at the front that an earlier insert of this request has counted as hits. `values`: likewise per tail pool, NONE
-        where the request has no value; the insert ends at the last page where the law of every pool holds.
+        at the front that an earlier insert of this request has counted as hits. `keep`: tokens at the front that are
+        worth keeping, say the prompt without its answer (default: all): the pages behind them get priority -1, which
+        is below all others under Policy.RETENTION. `values`: likewise per tail pool, NONE where the request has no
+        value; the insert ends at the last page where the law of every pool holds.
         """
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, keep, values)
         return self._inserted(self._run("insert", size, *offer))
 
     def checkpoint(
@@ -114,13 +118,14 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        keep: int | None = None,
         values: Values = None,
     ) -> Inserted:
         """`insert` for a request that goes on: its receipt then locks all of it, and its duplicates are released.
 
         Offer at least what the receipt locks so far: a shorter checkpoint gives up the lock on the rest.
         """
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, keep, values)
         return self._inserted(self._run("checkpoint", size, *offer, *receipt))
 
     def finish(
@@ -133,10 +138,11 @@ class PrefixCache:
         rank: int | None = 0,
         counted: int = 0,
         priority: int = 0,
+        keep: int | None = None,
         values: Values = None,
     ) -> Inserted:
         """End a request: insert its whole pages, release duplicates and the pages behind them, and unlock."""
-        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, values, ends=True)
+        size, offer = self._inputs.offer(tokens, pages, namespace, rank, counted, priority, keep, values, ends=True)
         return self._inserted(self._run("finish", size, *offer, *receipt))
 
     def abort(self, pages: np.ndarray, receipt: Receipt, *, rank: int | None = 0, values: Values = None) -> None:
@@ -287,6 +293,15 @@ class PrefixCache:
             values[name][first:] = self._driver.pages_above(node, depth - first, pool)
             short |= bool((values[name][first:] < 0).any())
         return Refusal(Status.STALE) if short else Load(pages, values)
+
+    def advance(self, time: int) -> None:
+        """Tell the time that retention is measured by, say in seconds: 0 at first, and never going back.
+
+        Raises ValueError unless it is from 0 to below 2**30.
+        """
+        if not 0 <= time < TIME_LIMIT:
+            raise ValueError(f"time must be from 0 to below {TIME_LIMIT}, got {time}")
+        self._run("advance", 0, time)
 
     def tick(self) -> int:
         """Take note of transfers that have ended; returns how many. Never blocks: call it once per scheduler step."""

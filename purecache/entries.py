@@ -34,7 +34,7 @@ def _prompt(layout: Layout, size: int) -> t.Prompt:
 
 
 def _offer(layout: Layout, size: int) -> t.Offer:
-    return t.Offer(_vector(size), _ONE, _ONE, _values(layout, size))
+    return t.Offer(_vector(size), _ONE, _ONE, _ONE, _values(layout, size))
 
 
 def _values(layout: Layout, size: int) -> tuple[Any, ...]:
@@ -105,6 +105,7 @@ TABLE: dict[str, Entry] = {
         lambda layout, size: (_HANDLE, _prompt(layout, size), _ONE, _vector(size), _flags(size)),
         warmed=False,
     ),
+    "advance": Entry(t.advance, lambda layout, size: (_ONE,), sized=False, warmed=False),
     "reset": Entry(t.reset, lambda layout, size: (), sized=False, small=False),
 }
 

@@ -77,6 +77,7 @@ class Inputs:
         rank: int | None,
         counted: int,
         priority: int,
+        keep: int | None = None,
         values: Values = None,
         *,
         ends: bool = False,
@@ -99,7 +100,12 @@ class Inputs:
             extra = tuple(each[:whole] for each in extra)
         longest = max((len(each) for each in (given, *extra)), default=0)
         size = self._programs.bucket(max(whole, longest - TAIL))
-        return size, (*prompt, given, counted, priority, *extra)
+        return size, (*prompt, given, counted, priority, self._kept(len(tokens), keep), *extra)
+
+    def _kept(self, tokens: int, keep: int | None) -> int:
+        """Pages that hold some of the first `keep` tokens of a prompt, without the spare tail that a cache may have."""
+        most = tokens - self._config.spare_tail
+        return -(-max(most if keep is None else min(keep, most), 0) // self._config.page_size)
 
     def values(self, values: Values) -> tuple[np.ndarray, ...]:
         """Per tail pool, the page ids given for it; NONE among them is skipped. Raises CacheError for unknown names."""

@@ -41,9 +41,11 @@ FAILURES = {
     "backups": lambda kind, number: [kind == TransferKind.BACKUP] * number,
     "loads": lambda kind, number: [kind == TransferKind.LOAD_BACK] * number,
 }
+RETENTION = (0, 3, 4, 9)
+"""Close to the times that pass, so that deadlines of all levels mix."""
 CONFIGS = [
     tiny(),
-    tiny(page_size=1, ranks=1, device_pages=6, host_pages=0),
+    tiny(page_size=1, ranks=1, device_pages=6, host_pages=0, sketch=1024),
 ]
 
 
@@ -55,9 +57,20 @@ class Compared(RuleBasedStateMachine):
         policy=st.sampled_from(Policy),
         write=st.sampled_from(WritePolicy),
         threshold=st.sampled_from([0, 0, 0, 3]),
+        uses=st.sampled_from([None, None, 2]),
+        exclusive=st.booleans(),
     )
-    def begin(self, config, policy, write, threshold):
-        self.config = replace(config, policy=policy, write=write, load_back_threshold=threshold)
+    def begin(self, config, policy, write, threshold, uses, exclusive):
+        exclusive &= write == WritePolicy.WRITE_BACK
+        self.config = replace(
+            config,
+            policy=policy,
+            write=write,
+            load_back_threshold=threshold,
+            retention=RETENTION[: config.levels],
+            backup_threshold=uses,
+            exclusive=exclusive,
+        )
         self.cache, self.gate = new_cache(self.config, check_laws=False)
         self.oracle = Oracle(self.config, lambda kind, number: self.gate.fails(kind, number))
         self.returned, self.epoch = [], 0
@@ -120,9 +133,10 @@ class Compared(RuleBasedStateMachine):
         assert (pages is not None) == possible
         return pages
 
-    def inserted(self, got, request, path, priority):
+    def inserted(self, got, request, path, priority, keep):
         known = self.oracle.match(path, touch=False)[0]
-        tip = self.oracle.insert(path, request.counted, priority)
+        kept = 99 if keep is None else -(-keep // self.config.page_size)
+        tip = self.oracle.insert(path, request.counted, priority, kept)
         assert got.length == self.config.page_size * (len(tip) - 1)
         offered = request.pages[: len(known) - 1][: len(tip) - 1]
         assert got.duplicates.tolist() == [page for page in offered.tolist() if page in request.lent]

@@ -1,19 +1,22 @@
 """A plain model of the cache: sets of prefixes, a counter for recency, no arrays, no page ids.
 
 A node is named by its path: `(rank, (namespace, page), page, ...)`; `(rank,)` is a root. LRU and MRU go by the last
-touch of a page or of anything below it, FIFO and FILO by arrival in the tier, deeper first among equals. Of LFU, SLRU
-and PRIORITY the model knows what the implementation promises: one list per level; a page enters the list of its level
-when a path ends at it; a page that becomes a leaf without being in its list goes to the front of it. Where several
-answers would do, the model says which one was chosen:
+touch of a page or of anything below it, FIFO and FILO by arrival in the tier, deeper first among equals. Of LFU, SLRU,
+PRIORITY and RETENTION the model knows what the implementation promises: one list per level; a page enters the list of
+its level when a path ends at it; a page that becomes a leaf without being in its list goes to the front of it. Under
+RETENTION the earliest deadline of all lists goes first; an insert also lists the last page of every stretch of its path
+that is kept longer than what follows. Where several answers would do, the model says which one was chosen:
 
 * What leaves the device arrives on host then and there: that is its age on host, whatever it was on device.
 * An unlock touches the deepest page on device of its path, and the deepest one that only host has.
 * A page on host that becomes a leaf because a backup below it failed keeps its age, except under MRU: it goes next.
 """
 
+from itertools import pairwise
+
 from oracle_tree import BY_ARRIVAL, DEVICE, HOST, Node, Operation, Tree, doomed
 
-from purecache.state import WritePolicy
+from purecache.state import Policy, WritePolicy
 from purecache.transitions import Status, TransferKind
 
 
@@ -44,13 +47,23 @@ class Oracle(Tree):
     def evict_host(self, number, rank):
         freed = 0
         while freed < number and (path := self.victim(HOST, rank)):
+            due = self.due_of(HOST, path)
             del self.nodes[path]
             freed += 1
             parent = path[:-1]
             self.prune(parent)
             if parent in self.nodes and not self.children(parent):
-                self.became_leaf(HOST, parent)
+                self.became_leaf(HOST, parent, due=due)
+        self.look_ahead(HOST, number, rank)
         return freed
+
+    def due_of(self, tier, path):
+        return self.nodes[path].age[tier][0] if self.config.policy == Policy.RETENTION else 0
+
+    def look_ahead(self, tier, number, rank):
+        """An eviction ends by looking for one more victim."""
+        if number > 0 and self.config.policy == Policy.RETENTION:
+            self.victim(tier, rank)
 
     def evict(self, number, rank):
         freed, batch = 0, []
@@ -58,7 +71,9 @@ class Oracle(Tree):
         while freed < number and (path := self.victim(DEVICE, rank)):
             node = self.nodes[path]
             bare = not node.has[HOST] and node.incoming is None
-            if bare and (self.config.write == WritePolicy.WRITE_BACK or self.children(path)) and self.capacity[HOST]:
+            least = self.config.backup_threshold or 1
+            wanted = (self.config.write == WritePolicy.WRITE_BACK and node.hits >= least) or self.children(path)
+            if bare and wanted and self.capacity[HOST]:
                 joins = last is not None and last[:-1] == path
                 if not self.free(HOST, rank):
                     self.evict_host(1, rank)
@@ -71,12 +86,13 @@ class Oracle(Tree):
                     node.incoming, last = operation, path
             self.leave_device(path)
             freed += 1
+        self.look_ahead(DEVICE, number, rank)
         for operation in batch:
             self.start(operation)
         return freed
 
     def leave_device(self, path):
-        node = self.nodes[path]
+        node, due = self.nodes[path], self.due_of(DEVICE, path)
         node.has[DEVICE], node.age[DEVICE] = False, None
         if node.has[HOST]:
             self.arrive(HOST, path, [path])
@@ -85,7 +101,7 @@ class Oracle(Tree):
             self.prune(path)
         parent = path[:-1]
         if not any(self.nodes[child].has[DEVICE] for child in self.children(parent)):
-            self.became_leaf(DEVICE, parent)
+            self.became_leaf(DEVICE, parent, due=due)
 
     # ---- operations ----
 
@@ -138,6 +154,10 @@ class Oracle(Tree):
         self.nodes[operation.members[0]].loads -= 1
         operation.published = len(arrived) == len(operation.members)
         self.freed(operation.members[0])
+        if self.config.exclusive:
+            for path in arrived:
+                if not self.locked(path, HOST):
+                    self.nodes[path].has[HOST], self.nodes[path].age[HOST] = False, None
 
     def backup(self, path, hits, most):
         started = 0
@@ -220,22 +240,27 @@ class Oracle(Tree):
                 self.touch(HOST, usable)
         return device, usable
 
-    def insert(self, path, counted=0, priority=0):
-        """Returns the part of `path` that is in the tree now."""
+    def insert(self, path, counted=0, priority=0, kept=99):
+        """Returns the part of `path` that is in the tree now. `kept`: pages at the front that have the priority."""
         known = [p for p in self.prefixes(path) if p in self.nodes]
         loading = [p for p in known if self.reserved(self.nodes[p], DEVICE)]
         inside = self.prefixes(path) if not loading else self.prefixes(loading[0][:-1])
         new = [p for p in inside if p not in self.nodes or not self.nodes[p].has[DEVICE]]
         for index, prefix in enumerate(inside):
+            before = self.uses.get(prefix, 0) if self.config.sketch else 0
+            self.uses[prefix] = before + (index >= counted)
             if prefix in self.nodes:
                 node = self.nodes[prefix]
                 node.hits += index >= counted
-                node.priority = max(node.priority, priority)
+                node.priority = max(node.priority, priority if index < kept else min(priority, -1))
             else:
-                self.nodes[prefix] = Node(priority)
+                self.nodes[prefix] = Node(priority if index < kept else min(priority, -1), hits=1 + before)
             self.nodes[prefix].has[DEVICE] = True
         self.lent[path[0]] -= len(new)
         tip = inside[-1] if inside else path[:1]
+        for above, below in pairwise(inside):
+            if self.config.policy == Policy.RETENTION and self.level(self.nodes[above]) > self.level(self.nodes[below]):
+                self.arrive(DEVICE, above)
         if new:
             self.arrive(DEVICE, tip, new)
         elif inside and self.config.policy not in BY_ARRIVAL:
@@ -290,5 +315,6 @@ class Oracle(Tree):
 
     def reset(self):
         self.nodes.clear()
+        self.uses.clear()
         self.operations.clear()
         self.receipts.clear()

@@ -34,7 +34,7 @@ class Node:
     receipts: int = 0
     loads: int = 0
     age: list = field(default_factory=lambda: [None, None])
-    """Per tier: when it was touched or arrived, or (level, when)."""
+    """Per tier: when it was touched or arrived, or (level, when), or (deadline, level, when)."""
 
 
 class Tree:
@@ -47,6 +47,9 @@ class Tree:
         self.clock, self.fronts = count(1), count(-1, -1)
         self.nodes, self.operations, self.receipts = {}, [], {}
         self.lent = [0] * config.ranks
+        self.time = 0
+        self.uses = {}
+        """Of every prefix, since the last reset: what a sketch that is large enough remembers."""
 
     # ---- what there is ----
 
@@ -86,7 +89,12 @@ class Tree:
     def level(self, node):
         top = self.config.levels - 1
         by_hits = min(max(node.hits - 1, 0), top)
-        levels = {Policy.LFU: by_hits, Policy.SLRU: min(by_hits, 1), Policy.PRIORITY: min(max(node.priority, 0), top)}
+        levels = {
+            Policy.LFU: by_hits,
+            Policy.SLRU: min(by_hits, 1),
+            Policy.PRIORITY: min(max(node.priority, 0), top),
+            Policy.RETENTION: min(max(node.priority + 1, 0), top),
+        }
         return levels[self.config.policy]
 
     def arrive(self, tier, path, new=()):
@@ -98,16 +106,24 @@ class Tree:
         elif policy in BY_ARRIVAL:
             for prefix in new:
                 self.nodes[prefix].age[tier] = now
+        elif policy == Policy.RETENTION:
+            level = self.level(self.nodes[path])
+            due = self.time + self.config.retention_of_levels[level]
+            self.nodes[path].age[tier] = (due, level, now)
         else:
             self.nodes[path].age[tier] = (self.level(self.nodes[path]), now)
 
     touch = arrive
 
-    def became_leaf(self, tier, path, by_failure=False):
+    def became_leaf(self, tier, path, by_failure=False, due=0):
+        """`due`: under RETENTION, the deadline of the page below that has gone."""
         node = self.nodes.get(path)
         if node is None:
             return
-        if by_failure and self.config.policy == Policy.MRU:
+        if self.config.policy == Policy.RETENTION:
+            if node.age[tier] is None:
+                node.age[tier] = (due, self.level(node), next(self.fronts))
+        elif by_failure and self.config.policy == Policy.MRU:
             node.age[tier] = next(self.clock)
         elif self.config.policy not in BY_TOUCH + BY_ARRIVAL:
             level = self.level(node)
@@ -124,4 +140,10 @@ class Tree:
 
         choice = [path for path, node in self.nodes.items() if may_go(path, node)]
         pick = max if self.config.policy in LAST_FIRST else min
-        return pick(choice, key=lambda path: self.nodes[path].age[tier], default=None)
+        found = pick(choice, key=lambda path: self.nodes[path].age[tier], default=None)
+        if self.config.policy == Policy.RETENTION:
+            # Entries before it, of pages that can't go, are dropped: such a page is listed again when it can.
+            for path, node in self.nodes.items():
+                if path[0] == rank and node.age[tier] and (not found or node.age[tier] < self.nodes[found].age[tier]):
+                    node.age[tier] = None
+        return found

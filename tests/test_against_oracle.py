@@ -12,6 +12,7 @@ from purecache.answers import CacheError, Load
 from purecache.transitions import TransferKind
 
 PAGES = st.sampled_from(PROMPTS)
+KEEP = st.sampled_from([None, None, 0, 1, 3, 6])
 SPACE = st.sampled_from([SPACES[0]] * 8 + list(SPACES))
 
 
@@ -71,8 +72,8 @@ class AgainstOracle(Compared):
         request.epoch = self.epoch
         return request
 
-    @rule(request=requests, length=st.integers(0, 7), priority=st.integers(-1, 4))
-    def checkpoint(self, request, length, priority):
+    @rule(request=requests, length=st.integers(0, 7), priority=st.integers(-1, 4), keep=KEEP)
+    def checkpoint(self, request, length, priority, keep):
         self.still_good(request)
         # A shorter checkpoint would give up the lock on pages that the request goes on using.
         length = max(length, len(self.oracle.receipts[request.receipt]) - 1)
@@ -84,9 +85,10 @@ class AgainstOracle(Compared):
             request.receipt,
             counted=request.counted,
             priority=priority,
+            keep=keep,
             **self.keywords(request.path),
         )
-        tip = self.inserted(got, request, path, priority)
+        tip = self.inserted(got, request, path, priority, keep)
         self.oracle.lent[path[0]] -= len(got.duplicates)
         self.oracle.move_lock(request.receipt, tip)
         self.oracle.write_through(tip)
@@ -94,8 +96,8 @@ class AgainstOracle(Compared):
         request.pages = np.concatenate([got.pages, request.pages[len(got.pages) :]])
         request.counted = max(request.counted, len(tip) - 1)
 
-    @rule(request=consumes(requests), priority=st.integers(-1, 4), length=st.integers(3, 7))
-    def finish(self, request, priority, length):
+    @rule(request=consumes(requests), priority=st.integers(-1, 4), length=st.integers(3, 7), keep=KEEP)
+    def finish(self, request, priority, length, keep):
         self.still_good(request)
         path = request.path[: length + 1]
         tail = request.pages[len(path) - 1 :]  # of which the request may give back only what is its own
@@ -106,9 +108,10 @@ class AgainstOracle(Compared):
             request.receipt,
             counted=request.counted,
             priority=priority,
+            keep=keep,
             **self.keywords(request.path),
         )
-        tip = self.inserted(got, request, path, priority)
+        tip = self.inserted(got, request, path, priority, keep)
         self.oracle.lent[path[0]] -= len(request.lent) - len(set(request.pages[: len(tip) - 1].tolist()) & request.lent)
         self.oracle.lent[path[0]] -= len(got.duplicates)
         self.oracle.unlock(request.receipt)
@@ -188,6 +191,12 @@ class AgainstOracle(Compared):
         for each in range(self.config.ranks) if rank is None else (rank,):
             freed += model(number - freed, each)
         assert call(number, rank=rank) == freed
+
+    @rule(time=st.integers(0, 4))
+    def advance(self, time):
+        """A time that has passed already changes nothing."""
+        self.cache.advance(max(0, self.oracle.time + time - 1))
+        self.oracle.time = max(self.oracle.time, self.oracle.time + time - 1)
 
     # ---- tiers ----
 

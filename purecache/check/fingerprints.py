@@ -42,7 +42,7 @@ def fingerprints(view: View, depth: int, exact: bool) -> tuple[jax.Array, jax.Ar
         for rank in range(view.layout.ranks)
         for pool in range(view.layout.pools)
     ]
-    total = chain(total, *lent)
+    total = chain(total, *lent, view.state.books[Scalar.TIME])
     total = mix(total, _exact_parts(view)) if exact else total
     return mix(total, _orders(view, names)), total
 
@@ -85,14 +85,15 @@ def _nodes(view: View, names: jax.Array, operations: jax.Array) -> jax.Array:
 
 
 def _orders(view: View, names: jax.Array) -> jax.Array:
-    """[WORDS] who follows whom in every eviction order."""
+    """[WORDS] who follows whom in every eviction order, with what deadline."""
     layout, total = view.layout, jnp.zeros(2, jnp.uint32)
     heads = lift(jnp.arange(layout.ranks * layout.levels) + 501)
     every = jnp.concatenate([names, heads])
     for order in range(len(TIERS) * layout.pools):
-        older, newer = view.state.orders[order]
+        older, newer, due = view.state.orders[order]
         listed = (older != NONE) | (jnp.arange(len(newer)) >= layout.rows)
-        total += _sum(mix(mix(every, every[newer]), lift(jnp.full(len(newer), order))), listed)
+        follows = mix(mix(every, lift(due)), every[newer])
+        total += _sum(mix(follows, lift(jnp.full(len(newer), order))), listed)
     return total
 
 

@@ -60,7 +60,7 @@ def _offer(world: World, view: View, p: Any, behind: int = 0) -> t.Offer:
         pages = jnp.pad(pages, (0, behind), constant_values=NONE)
         pages = jnp.where((jnp.arange(len(pages)) == length) & (p.behind > 0), extra, pages)
         values = [jnp.pad(each, (0, behind), constant_values=NONE) for each in values]
-    return t.Offer(pages, jnp.int32(0), p.priority, tuple(values))
+    return t.Offer(pages, jnp.int32(0), p.priority, values=tuple(values))
 
 
 def _not_own(world: World, view: View) -> jax.Array:

@@ -123,8 +123,9 @@ class Packing:
         layout = self._layout
         ids = jnp.arange(layout.rows)
         chained = self._live(state) & (ids != state.nodes[Column.PARENT] + 1)
-        onward = jnp.where(chained | (ids >= layout.nodes), state.links[layout.buckets :], UNREAD)
-        return jnp.concatenate([state.links[: layout.buckets], onward])
+        nexts, sketch = state.links[layout.buckets : layout.sketch_at], state.links[layout.sketch_at :]
+        onward = jnp.where(chained | (ids >= layout.nodes), nexts, UNREAD)
+        return jnp.concatenate([state.links[: layout.buckets], onward, sketch])
 
     def _orders(self, state: CacheState) -> jax.Array:
         head = jnp.arange(state.orders.shape[-1]) >= self._layout.rows
@@ -167,11 +168,11 @@ _PACKED = ("tokens", "nodes", "links", "orders", "shelves", "ledger")
 """Arrays that are packed whole."""
 
 
-_HEIGHTS = Scalar.VACANT_OPERATIONS - Scalar.CLOCK
-"""Scalars right behind the clock that say how high stacks are."""
+_HEIGHTS = Scalar.TIME - Scalar.CLOCK
+"""Scalars right behind the clock that say how high stacks are, and what time it is."""
 
 
 def _variable(books: Any, layout: Layout) -> Any:
-    """What changes in `books` and makes a difference: heights of stacks, and accounts."""
+    """What changes in `books` and makes a difference: heights of stacks, the time, and accounts."""
     parts = [books[1 : 1 + _HEIGHTS], books[len(Scalar) : layout.hash_keys]]
     return jnp.concatenate(parts) if isinstance(books, jax.Array) else np.concatenate(parts)

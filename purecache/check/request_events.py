@@ -13,7 +13,7 @@ from purecache.check.insert_events import insert_kinds
 from purecache.check.views import View, lent_number, lent_pages
 from purecache.check.worlds import World
 from purecache.entries import of_pool
-from purecache.state.layout import LENT, NONE, PAGES, Tier
+from purecache.state.layout import LENT, NONE, PAGES, Scalar, Tier
 from purecache.transitions import Status
 
 
@@ -24,6 +24,8 @@ def request_kinds(world: World) -> list[Kind]:
         kinds += [*_lending(world, pool), *_evictions(world, pool)]
         kinds += _copies(world, pool) if pool else []
     kinds += insert_kinds(world)
+    if world.times > 1:
+        kinds.append(_advance(world))
     return [*kinds, Kind("reset", ("flaw",), table([SOUND]), lambda v, p: jnp.bool_(True), lambda v, p: (), t.reset)]
 
 
@@ -84,6 +86,14 @@ def _unlock(world: World) -> Kind:
         t.unlock,
         ((STALE, Status.BAD_RECEIPT),),
     )
+
+
+def _advance(world: World) -> Kind:
+    def later(view: View, p: Any) -> jax.Array:
+        return p.time > view.state.books[Scalar.TIME]
+
+    times = table(range(1, world.times), [SOUND])
+    return Kind("advance", ("time", "flaw"), times, later, lambda view, p: (p.time,), t.advance)
 
 
 def _not_lent(view: View, rank: jax.Array, pool: int) -> jax.Array:

@@ -17,8 +17,9 @@ class World:
     """What is explored: every state that calls within these bounds can lead to.
 
     contents: the pages that prompts are made of. depth: most pages of a prompt. namespaces: how many there are, each
-    with all prompts, in every rank. priorities: those that requests have. storage: whether pages are stored and
-    prefetched. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node ids.
+    with all prompts, in every rank. priorities: those that requests have. times: how many there are, the first is 0.
+    storage: whether pages are stored and prefetched. one_bucket: let all pages collide in the hash table.
+    exact: tell states apart that differ in node ids.
     """
 
     name: str
@@ -28,6 +29,7 @@ class World:
     depth: int = 2
     namespaces: int = 1
     priorities: tuple[int, ...] = (0,)
+    times: int = 1
     storage: bool = False
     one_bucket: bool = False
     exact: bool = False
@@ -54,7 +56,7 @@ class World:
         """The empty cache."""
         state = empty_state(self.config)
         if self.one_bucket:
-            state.books[self.config.layout.hash_keys :] = 0
+            state.books[self.config.layout.hash_keys : self.config.layout.retention] = 0
         return state
 
     @cached_property
@@ -120,6 +122,18 @@ _ALL = (
     World("bucket", "as least, with every page in one bucket of the hash table", _LEAST, one_bucket=True),
     World("priority", "as least, evicted by priority", replace(_LEAST, policy="priority"), priorities=(0, 1)),
     World("fifo", "as least, evicted first in, first out", replace(_LEAST, policy="fifo")),
+    World(
+        "retention",
+        "as least, evicted by deadline: three priorities, two times",
+        replace(_LEAST, policy="retention", levels=3, retention=(0, 1, 2)),
+        priorities=(-1, 0, 1),
+        times=2,
+    ),
+    World(
+        "exclusive",
+        "as pair-back, with pages on one tier only",
+        replace(_PAIR, write="write_back", exclusive=True),
+    ),
     World("exact", "as least, telling states apart that differ in node ids", _LEAST, exact=True),
     World("storage", "as least, with stores and prefetches", _LEAST, storage=True),
     World("pair", "two pages on device, two on host", _PAIR),

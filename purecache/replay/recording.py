@@ -202,7 +202,7 @@ def largest_program(layout: Layout, smallest: int) -> int:
 
 def _state_bytes(layout: Layout) -> int:
     rows = layout.rows
-    orders = layout.pools * 2 * 2 * (rows + layout.ranks * layout.levels)
-    links, books = layout.buckets + rows, layout.books
+    orders = layout.pools * 2 * 3 * (rows + layout.ranks * layout.levels)
+    links, books = layout.links, layout.books
     words = rows * (layout.page_size + layout.columns) + links + orders + 2 * layout.shelf_length + 10 * layout.ledger
     return 4 * (words + books)

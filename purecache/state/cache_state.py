@@ -41,16 +41,19 @@ class CacheState(eqx.Module):
     nodes: jax.Array
     """[columns, rows]: see `Column`."""
     links: jax.Array
-    """[buckets + rows]: hash chains, heads then nexts. A node that follows its parent's id is found without them."""
+    """[links]: hash chains, heads [buckets] then nexts [rows]; a node that follows its parent's id is found without
+    them. Then the frequency sketch, if there is one: see `transitions.sketch`."""
     orders: jax.Array
-    """[pools * tiers, 2, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels.
+    """[pools * tiers, 3, rows + ranks * levels]: eviction orders, circular lists (older, newer) closed by sentinels;
+    and the deadlines of the entries, under Policy.RETENTION.
     Those of tail pools list exactly the values that may be evicted, each rank in its first list."""
     shelves: jax.Array
     """[len(Shelf), shelf_length]: free-list and owners of the pages, per tier, pool and rank."""
     ledger: jax.Array
     """[len(Ledger), ledger]: unfinished operations and lock receipts."""
     books: jax.Array
-    """[books]: scalars (`Scalar`), then accounts [len(Account), tiers, pools, ranks], then the keys of the hash."""
+    """[books]: scalars (`Scalar`), accounts [len(Account), tiers, pools, ranks], the keys of the hash, then how long
+    pages of each level are kept."""
     token: jax.Array
     """[] always 0: what orders reads before writes, see `transitions.columns`."""
     layout: Layout = eqx.field(static=True)
@@ -73,7 +76,9 @@ def empty_arrays(layout: Layout) -> dict[str, np.ndarray]:
     return {
         "tokens": np.zeros(layout.rows * layout.page_size, np.int32),
         "nodes": _empty_nodes(layout),
-        "links": np.full(layout.buckets + layout.rows, NONE, np.int32),
+        "links": np.append(
+            np.full(layout.sketch_at, NONE, np.int32), np.zeros(layout.links - layout.sketch_at, np.int32)
+        ),
         "orders": _empty_orders(layout),
         "shelves": _empty_shelves(layout),
         "ledger": _empty_ledger(layout),
@@ -89,14 +94,17 @@ def empty_state(config: CacheConfig) -> CacheState:
     books = arrays["books"]
     books[Scalar.POLICY] = int(config.policy)
     books[Scalar.MOVES : Scalar.ALWAYS_NEXT + 1] = RULES[Policy(config.policy)]
-    books[Scalar.WRITE_BACK] = config.write == WritePolicy.WRITE_BACK and config.host_pages > 0
+    if config.write == WritePolicy.WRITE_BACK and config.host_pages:
+        books[Scalar.WRITE_BACK] = config.backup_threshold or 1
+    books[Scalar.EXCLUSIVE] = config.exclusive
     books[Scalar.BACKUP_HITS] = config.backup_hits
     books[Scalar.LOAD_BACK_TOKENS] = config.load_back_threshold
     if config.external_pages:
         books[Scalar.EXTERNAL] = 1
         _lend_all(layout, arrays["shelves"], books)
     keys = np.random.default_rng(config.seed).integers(0, 2**32, 2 * layout.hashed_words, np.uint32)
-    books[layout.hash_keys :] = keys.view(np.int32)
+    books[layout.hash_keys : layout.retention] = keys.view(np.int32)
+    books[layout.retention :] = config.retention_of_levels
     return CacheState(**arrays, layout=layout)  # type: ignore[arg-type]
 
 
@@ -134,8 +142,8 @@ def _empty_nodes(layout: Layout) -> np.ndarray:
 
 def _empty_orders(layout: Layout) -> np.ndarray:
     heads = layout.ranks * layout.levels
-    orders = np.full((layout.pools * len(TIERS), 2, layout.rows + heads), NONE, np.int32)
-    orders[:, :, layout.rows :] = np.arange(layout.rows, layout.rows + heads)
+    orders = np.full((layout.pools * len(TIERS), 3, layout.rows + heads), NONE, np.int32)
+    orders[:, :2, layout.rows :] = np.arange(layout.rows, layout.rows + heads)
     return orders
 
 

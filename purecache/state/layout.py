@@ -16,6 +16,9 @@ LENT = -2
 RESERVED = -3
 """Owner of a host page that prefetch 0 waits for; those of operation n have the owner RESERVED - n."""
 
+SKETCH_ROWS = 4
+"""Rows of counters of a frequency sketch."""
+
 BLOCK_TOKENS = 512
 """Tokens that a walk compares per step along a run of consecutive nodes."""
 
@@ -151,49 +154,54 @@ class Ledger(enum.IntEnum):
 
 
 class Scalar(enum.IntEnum):
-    """First entries of `CacheState.books`: the clock, stack heights, settings that are data, and counters."""
+    """First entries of `CacheState.books`: clocks, stack heights, settings that are data, and counters."""
 
     CLOCK = 0
     FREE_NODES = 1
     VACANT_RECEIPTS = 2
     VACANT_OPERATIONS = 3
-    POLICY = 4
-    WRITE_BACK = 5
-    BACKUP_HITS = 6
+    TIME = 4
+    """Time as the caller tells it (`advance`), from which pages are kept: see Policy.RETENTION."""
+    POLICY = 5
+    WRITE_BACK = 6
+    """Hits from which a page that is evicted from the device is copied to host; 0 means never."""
+    BACKUP_HITS = 7
     """Hits from which an insert wants a page backed up; 0 means never at insert."""
-    LOAD_BACK_TOKENS = 7
-    MOVES = 8
+    LOAD_BACK_TOKENS = 8
+    MOVES = 9
     """First of the four rules that make the policy, each 0 or 1. A touch moves the entry of a page in its order."""
-    NEWEST_FIRST = 9
+    NEWEST_FIRST = 10
     """Victims are taken from the newest end."""
-    KEEPS_LOCKED = 10
+    KEEPS_LOCKED = 11
     """The entries of locked pages stay; else they are dropped, and listed again at unlock."""
-    ALWAYS_NEXT = 11
+    ALWAYS_NEXT = 12
     """A page that becomes a leaf takes its child's place even if it is listed."""
-    EXTERNAL = 12
+    EXCLUSIVE = 13
+    """A page that was loaded back leaves host."""
+    EXTERNAL = 14
     """The device pages outside the tree belong to an allocator outside the cache: none is freed, all are lent."""
-    MATCHED_DEVICE_PAGES = 13
-    MATCHED_HOST_PAGES = 14
-    MATCHED_MISS_PAGES = 15
-    INSERTED_PAGES = 16
-    DUPLICATE_PAGES = 17
-    EVICTED_DEVICE_PAGES = 18
-    EVICTED_HOST_PAGES = 19
-    DROPPED_PAGES = 20
+    MATCHED_DEVICE_PAGES = 15
+    MATCHED_HOST_PAGES = 16
+    MATCHED_MISS_PAGES = 17
+    INSERTED_PAGES = 18
+    DUPLICATE_PAGES = 19
+    EVICTED_DEVICE_PAGES = 20
+    EVICTED_HOST_PAGES = 21
+    DROPPED_PAGES = 22
     """Device pages evicted without a copy on host."""
-    BACKUP_PAGES = 21
-    BACKUP_FAILED_PAGES = 22
-    BACKUP_REFUSED_PAGES = 23
-    LOADED_PAGES = 24
-    LOAD_FAILED_PAGES = 25
-    LOADS_REFUSED = 26
-    STALE_COMPLETIONS = 27
-    STORED_PAGES = 28
-    STORE_FAILED_PAGES = 29
-    STORES_REFUSED = 30
-    PREFETCHED_PAGES = 31
-    PREFETCH_FAILED_PAGES = 32
-    PREFETCHES_REFUSED = 33
+    BACKUP_PAGES = 23
+    BACKUP_FAILED_PAGES = 24
+    BACKUP_REFUSED_PAGES = 25
+    LOADED_PAGES = 26
+    LOAD_FAILED_PAGES = 27
+    LOADS_REFUSED = 28
+    STALE_COMPLETIONS = 29
+    STORED_PAGES = 30
+    STORE_FAILED_PAGES = 31
+    STORES_REFUSED = 32
+    PREFETCHED_PAGES = 33
+    PREFETCH_FAILED_PAGES = 34
+    PREFETCHES_REFUSED = 35
 
 
 COUNTERS = tuple(name for name in Scalar if name >= Scalar.MATCHED_DEVICE_PAGES)
@@ -216,6 +224,8 @@ class Layout:
     max_receipts: int
     tails: tuple[TailPool, ...] = ()
     """Pools 1 and following."""
+    sketch: int = 0
+    """Counters per row of the frequency sketch, a power of two; 0: there is none."""
 
     @cached_property
     def pools(self) -> int:
@@ -241,6 +251,16 @@ class Layout:
     def buckets(self) -> int:
         """Heads of the hash table, a power of two."""
         return 1 << max(4, self.nodes.bit_length())
+
+    @cached_property
+    def sketch_at(self) -> int:
+        """Index in `links` at which the frequency sketch begins: its rows, then how many uses it has counted lately."""
+        return self.buckets + self.rows
+
+    @cached_property
+    def links(self) -> int:
+        """Length of `links`."""
+        return self.sketch_at + (SKETCH_ROWS * self.sketch + 1 if self.sketch else 0)
 
     def root(self, rank: int) -> int:
         """Node id of the root of a rank. Roots come after all nodes, so that no root is followed by a node in a run."""
@@ -294,9 +314,14 @@ class Layout:
         return self.page_size + 1 + 4
 
     @cached_property
+    def retention(self) -> int:
+        """Index in `books` at which the retention of each level begins."""
+        return self.hash_keys + 2 * self.hashed_words
+
+    @cached_property
     def books(self) -> int:
         """Length of `books`."""
-        return self.hash_keys + 2 * self.hashed_words
+        return self.retention + self.levels
 
     @cached_property
     def ledger(self) -> int:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from purecache.state.cache_state import CacheState
+from purecache.state.config import Policy
 from purecache.state.layout import LOCKS, NONE, PAGES, TIERS, Column, Scalar, Tier
 from purecache.state.node_columns import Columns
 from purecache.state.value_laws import Values
@@ -60,7 +61,7 @@ def _sibling_laws(n: Columns) -> dict[str, Any]:
 def _hash_of(n: Columns) -> Any:
     """[rows] uint32: the multilinear hash of every node's place, as `transitions.walk.bucket_of` computes it."""
     layout, xp = n.layout, n.xp
-    keys = n.state.books[layout.hash_keys :].view(xp.uint32).reshape(2, layout.hashed_words, 1)
+    keys = n.state.books[layout.hash_keys : layout.retention].view(xp.uint32).reshape(2, layout.hashed_words, 1)
     pages = n.state.tokens.reshape(layout.rows, layout.page_size).view(xp.uint32)
     spaces = xp.where(n.above >= layout.nodes, n.state.nodes[Column.NAMESPACE : Column.NAMESPACE + 4], 0).view(
         xp.uint32
@@ -71,7 +72,7 @@ def _hash_of(n: Columns) -> Any:
 
 def _chain_laws(n: Columns) -> dict[str, Any]:
     layout, links, rows = n.layout, n.state.links, n.layout.rows
-    heads, onward = links[: layout.buckets], links[layout.buckets :]
+    heads, onward = links[: layout.buckets], links[layout.buckets : layout.sketch_at]
     needed = n.live & (n.ids != n.parent + 1)
     chained = n.per_node(heads, heads != NONE) + n.per_node(onward, needed & (onward != NONE))
     total = _hash_of(n)
@@ -111,7 +112,7 @@ def _free_node_laws(n: Columns) -> dict[str, Any]:
 def _walked_order(n: Columns, order: int) -> tuple[Any, Any, Any]:
     """Of one order: [rows] which nodes are listed, [rows] the rank of the list that each is in, broken links."""
     xp, rows = n.xp, n.layout.rows
-    older, newer = n.state.orders[order]
+    older, newer, _ = n.state.orders[order]
     size = int(newer.shape[0])
     index = xp.arange(size)
     entry = (older != NONE) | (index >= rows)
@@ -136,7 +137,17 @@ def _order_laws(n: Columns, tier: Tier) -> dict[str, Any]:
         victim = (host >= 0) & (device < 0) & (incoming < 0) & (nodes[Column.FIRST_CHILD] == NONE)
         locked |= nodes[LOCKS[1]] > 0
     of = f"({tier.name.lower()})"
+    _, newer, due = n.state.orders[n.layout.order(tier)]
+    retains = n.state.books[Scalar.POLICY] == Policy.RETENTION
+    # A damaged link is another law's matter.
+    behind = _at(n, newer[: n.layout.rows])
+    followed = listed & (newer[: n.layout.rows] < n.layout.rows) & listed[behind]
+    latest = n.state.books[Scalar.TIME] + n.state.books[n.layout.retention + n.layout.levels - 1]
     return {
+        f"deadlines rise along the lists of an eviction order {of}": retains
+        * n.total(followed & (due[behind] < due[: n.layout.rows])),
+        f"deadlines are neither unset nor later than any page is kept {of}": retains
+        * n.total(listed & ((due[: n.layout.rows] < 0) | (due[: n.layout.rows] > latest))),
         f"the eviction order is linked both ways {of}": broken,
         f"only live nodes are in the eviction order {of}": n.total(listed & ~n.live),
         f"what can be evicted is in the order of its rank {of}": n.total(

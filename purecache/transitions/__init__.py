@@ -1,6 +1,7 @@
 """Pure transition functions `(state, inputs) -> Step(state, effects, reply)`: no clock, thread, file or pool."""
 
 from purecache.state.layout import TransferKind
+from purecache.transitions.advance import advance
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
 from purecache.transitions.fork import copy_page, fork
@@ -31,6 +32,7 @@ __all__ = [
     "Transfers",
     "abort",
     "admit",
+    "advance",
     "allocate",
     "begin_backup",
     "begin_load_back",

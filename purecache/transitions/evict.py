@@ -11,7 +11,7 @@ from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, T
 from purecache.transitions.columns import add, count, look, masked, put, set_entry, when
 from purecache.transitions.nodes import drop_host_page, drop_host_subtree, is_empty, prune, remove
 from purecache.transitions.operations import Handle, extend_operation, open_operation
-from purecache.transitions.orders import NEWER, OLDER, arrive, drop_entry, rule
+from purecache.transitions.orders import arrive, drop_entry
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
 from purecache.transitions.scans import end_of
 from purecache.transitions.standing import set_pages
@@ -24,7 +24,7 @@ from purecache.transitions.value_evict import (
     write_back_value,
 )
 from purecache.transitions.values import drop_values
-from purecache.transitions.victims import Cursor, first_cursor, seek, step_back
+from purecache.transitions.victims import Cursor, departing, first_cursor, seek, step_back
 from purecache.transitions.vocabulary import Evicted, Status, Step, Transfers
 
 
@@ -36,14 +36,14 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
         node = cursor.entry
 
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
-            follower = state.orders[Tier.HOST, jnp.where(rule(state, Scalar.NEWEST_FIRST), OLDER, NEWER), node]
-            return state.nodes[Column.PARENT, node], state.nodes[Column.HOST_PAGE, node], follower
+            parent, page = state.nodes[Column.PARENT, node], state.nodes[Column.HOST_PAGE, node]
+            return parent, page, *departing(state, Tier.HOST, node)
 
-        state, (parent, page, follower) = look(state, plan)
+        state, (parent, page, follower, due) = look(state, plan)
         state = remove(drop_host_page(state, node, rank), node)
         state, empty = look(state, is_empty, parent)
         state = when(empty, lambda state: prune(state, parent), state)
-        state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, masked(~empty, parent))
+        state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, due, masked(~empty, parent))
         state, cursor = seek(state, Tier.HOST, rank, cursor)
         return state, cursor, freed + 1, set_entry(pages, freed, page)
 
@@ -171,11 +171,13 @@ def evict_device_pages(
         def plan(state: CacheState) -> tuple[jax.Array, ...]:
             bare = (state.nodes[Column.HOST_PAGE, node] < 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
             # A page with children on host is worth a copy under every policy: without it they are lost too.
-            wanted = (state.books[Scalar.WRITE_BACK] > 0) | (state.nodes[Column.FIRST_CHILD, node] != NONE)
-            follower = state.orders[Tier.DEVICE, jnp.where(rule(state, Scalar.NEWEST_FIRST), OLDER, NEWER), node]
-            return bare & wanted, state.nodes[Column.PARENT, node], state.nodes[Column.DEVICE_PAGE, node], follower
+            least = state.books[Scalar.WRITE_BACK]
+            wanted = (least > 0) & (state.nodes[Column.HITS, node] >= least)
+            wanted |= state.nodes[Column.FIRST_CHILD, node] != NONE
+            parent, page = state.nodes[Column.PARENT, node], state.nodes[Column.DEVICE_PAGE, node]
+            return bare & wanted, parent, page, *departing(state, Tier.DEVICE, node)
 
-        state, (wanted, parent, page, follower) = look(state, plan)
+        state, (wanted, parent, page, follower, due) = look(state, plan)
         state, sweep = lax.cond(
             wanted,
             lambda state, sweep: _reserve_backup(state, rank, node, sweep),
@@ -185,7 +187,7 @@ def evict_device_pages(
         )
         state, sweep = _copy_values(state, rank, node, wanted, sweep)
         state, values = _leave_device(state, rank, node)
-        state, cursor = step_back(state, Tier.DEVICE, rank, sweep.cursor, follower, parent)
+        state, cursor = step_back(state, Tier.DEVICE, rank, sweep.cursor, follower, due, parent)
         state, cursor = seek(state, Tier.DEVICE, rank, cursor)
         pages = set_entry(sweep.pages, sweep.freed, page)
         left = tuple(set_entry(old, sweep.freed, values[place]) for place, old in enumerate(sweep.left))

@@ -4,19 +4,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Account, Column, Scalar, Tier
 from purecache.transitions.columns import add, book, count, look, masked, put, when
 from purecache.transitions.lend import all_lent_once
 from purecache.transitions.nodes import create_node
-from purecache.transitions.orders import arrive, touch
+from purecache.transitions.orders import arrive, level, retains, touch
 from purecache.transitions.pages import own_pages
 from purecache.transitions.scans import end_of, first_of, number_of, repeat, some
+from purecache.transitions.sketch import remembered
 from purecache.transitions.standing import set_pages
 from purecache.transitions.values import adopt_value, deepest_valid, touch_values, value_at
 from purecache.transitions.vocabulary import Inserted, Status, Step
 from purecache.transitions.walk import Prompt, page_at, root_of, size_of, walk
+
+ALL = np.int32(2**30)
+"""More pages than there are."""
 
 
 class Offer(NamedTuple):
@@ -28,6 +33,8 @@ class Offer(NamedTuple):
     """[] pages at the front that an earlier insert of the same request has counted as hits."""
     priority: jax.Array
     """[] priority of the request."""
+    kept: jax.Array | np.int32 = ALL
+    """[] pages at the front that have this priority; those behind are worth less, and get -1 if that is lower."""
     values: tuple[jax.Array, ...] = ()
     """Per tail pool [size]: device page of the value at each page of the prompt, NONE where the request has none."""
 
@@ -84,16 +91,23 @@ def _plan(state: CacheState, prompt: Prompt, offer: Offer) -> _Plan:
     return _Plan(status, nodes, parents, known & inside, adopt, length, created, tuple(trees), taken)
 
 
-def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan) -> CacheState:
-    """Add the new nodes, which will have the ids of the plan."""
-    first = plan.length - plan.created
+def _create(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, before: jax.Array) -> CacheState:
+    """Add the new nodes, which will have the ids of the plan. before: uses of each page that are remembered."""
+    first, priorities = plan.length - plan.created, _priorities(offer, plan)
 
     def one(number: jax.Array, state: CacheState) -> CacheState:
         index = first + number
         page = page_at(state, prompt.tokens, index)
-        return create_node(state, plan.parents[index], page, prompt.namespace, prompt.rank, 1, offer.priority)[0]
+        hits, priority = 1 + before[index], priorities[index]
+        return create_node(state, plan.parents[index], page, prompt.namespace, prompt.rank, hits, priority)[0]
 
     return repeat(state.token, plan.created, one, state)
+
+
+def _priorities(offer: Offer, plan: _Plan) -> jax.Array:
+    """[size] the priority that a request gives each page."""
+    kept = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32) < offer.kept
+    return jnp.where(kept, offer.priority, jnp.minimum(offer.priority, -1))
 
 
 def insert(state: CacheState, prompt: Prompt, offer: Offer) -> Step[Inserted]:
@@ -136,7 +150,8 @@ def insert_if(
     ok = status == Status.OK
     state = count(state, CLOCK=ok)
     # Most inserts find most of the prompt in the tree: the writes for new pages are left out where there are none.
-    state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan), state)
+    state, before = remembered(state, prompt, ok & (index >= offer.counted) & (index < plan.length))
+    state = when(ok & (plan.created > 0), lambda state: _create(state, prompt, offer, plan, before), state)
     state = when(ok & some(state.token, plan.adopt), lambda state: _adopt(state, prompt, offer, plan), state)
     state = _adopt_values(state, prompt, offer, plan, ok)
     state = _use(state, prompt, offer, plan, ok)
@@ -210,16 +225,37 @@ def _use(state: CacheState, prompt: Prompt, offer: Offer, plan: _Plan, ok: jax.A
     """Count the hits of pages that were there, raise priorities and touch the path."""
     index = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32)
     known = masked(plan.known & ok, plan.nodes)
-    state, lower = look(state, lambda state: (known != NONE) & (state.nodes[Column.PRIORITY, known] < offer.priority))
+    given = _priorities(offer, plan)
+    state, lower = look(state, lambda state: (known != NONE) & (state.nodes[Column.PRIORITY, known] < given))
     state = when(
         some(state.token, lower),
-        lambda state: put(state, "nodes", (Column.PRIORITY, masked(lower, known)), offer.priority),
+        lambda state: put(state, "nodes", (Column.PRIORITY, masked(lower, known)), given),
         state,
     )
     state = add(state, "nodes", (Column.HITS, masked(index >= offer.counted, known)), 1)
+    state = _list_ends(state, prompt, plan, ok)
     last = jnp.maximum(plan.length - 1, 0)
     used = ok & (plan.length > 0) & ~plan.adopt[last]
     return touch(state, Tier.DEVICE, masked(used, plan.nodes[last]), prompt.rank)
+
+
+def _list_ends(state: CacheState, prompt: Prompt, plan: _Plan, ok: jax.Array) -> CacheState:
+    """Where pages of a path are kept for different times, list the last page of each stretch as just used.
+
+    Else a page that becomes a leaf when shorter-lived ones below it have gone would count as long unused.
+    """
+    index = jnp.arange(plan.nodes.shape[0], dtype=jnp.int32)
+
+    def falls(state: CacheState) -> jax.Array:
+        levels = level(state, plan.nodes, state.nodes[Column.PRIORITY, jnp.maximum(plan.nodes, 0)])
+        return ok & retains(state) & (index + 1 < plan.length) & (levels > jnp.append(levels[1:], levels[-1]))
+
+    state, ends = look(state, falls)
+
+    def one(place: jax.Array, state: CacheState) -> CacheState:
+        return arrive(state, Tier.DEVICE, masked(ends[place], plan.nodes[place]), prompt.rank)
+
+    return repeat(state.token, end_of(state.token, ends), one, state)
 
 
 def _wanted(state: CacheState, plan: _Plan) -> jax.Array:

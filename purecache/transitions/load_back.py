@@ -9,13 +9,14 @@ from jax import lax
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.backup import leading_run
-from purecache.transitions.columns import add, count, look, masked, put
+from purecache.transitions.columns import add, count, look, masked, put, when
 from purecache.transitions.evict import make_room
 from purecache.transitions.locks import is_live, lock_path, rank_of, unlock_path
+from purecache.transitions.nodes import drop_host_page
 from purecache.transitions.operations import Handle, close_operation, ended, open_operation, transfers_of
 from purecache.transitions.orders import arrive
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
-from purecache.transitions.scans import first_of, number_of
+from purecache.transitions.scans import end_of, first_of, number_of, repeat
 from purecache.transitions.standing import set_pages
 from purecache.transitions.value_transfers import (
     Missing,
@@ -211,6 +212,18 @@ def finish_load_back(state: CacheState, handle: Handle, ok: jax.Array) -> Step[F
     state = arrive(state, Tier.DEVICE, tip, rank)
     pinned = masked(members.good, members.node)
     state = unlock_path(unlock_path(state, Tier.DEVICE, pinned), Tier.HOST, pinned)
+    state = _leave_host(state, rank, masked(arrived & (state.books[Scalar.EXCLUSIVE] > 0), nodes))
     published = number_of(state.token, arrived)
     state = count(state, LOADED_PAGES=published, LOAD_FAILED_PAGES=number - published)
     return Step(state, (), ended(state, members, published))
+
+
+def _leave_host(state: CacheState, rank: jax.Array, nodes: jax.Array) -> CacheState:
+    """Free the host pages of `nodes` [size] that are on device, but for those that storage is reading."""
+
+    def one(index: jax.Array, state: CacheState) -> CacheState:
+        state, held = look(state, lambda state: state.nodes[Column.HOST_LOCKS, nodes[index]] > 0)
+        leaves = (nodes[index] != NONE) & ~held
+        return when(leaves, lambda state: drop_host_page(state, nodes[index], rank), state)
+
+    return repeat(state.token, end_of(state.token, nodes >= 0), one, state)

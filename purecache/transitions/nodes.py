@@ -29,7 +29,7 @@ def create_node(
     tokens: jax.Array,
     namespace: jax.Array,
     rank: jax.Array,
-    hits: int,
+    hits: jax.Array | int,
     priority: jax.Array | int,
 ) -> tuple[CacheState, jax.Array]:
     """Add a child without pages, for the page `tokens` [page_size]. There must be a free node id and no such child.

@@ -17,8 +17,9 @@ from purecache.state.config import Policy
 from purecache.state.layout import NONE, Column, Scalar
 from purecache.transitions.columns import look, masked, put
 
-OLDER, NEWER = 0, 1
-"""Rows of an order: the neighbour towards the oldest entry, and towards the newest."""
+OLDER, NEWER, DUE = 0, 1, 2
+"""Rows of an order: the neighbour towards the oldest entry, and towards the newest; and its deadline, under
+Policy.RETENTION: when it was used last, plus the retention of its list."""
 
 
 def rule(state: CacheState, name: Scalar) -> jax.Array:
@@ -28,11 +29,22 @@ def rule(state: CacheState, name: Scalar) -> jax.Array:
 
 def level(state: CacheState, hits: jax.Array, priority: jax.Array) -> jax.Array:
     """[] which list of the order a node belongs to: lists are emptied from level 0 upwards."""
-    top = state.layout.levels - 1
-    by_hits, by_priority = jnp.clip(hits - 1, 0, top), jnp.clip(priority, 0, top)
-    policy = state.books[Scalar.POLICY]
+    top, policy = state.layout.levels - 1, state.books[Scalar.POLICY]
+    # Under RETENTION the first list is for pages that were not kept, whose priority is below 0.
+    by_hits, by_priority = jnp.clip(hits - 1, 0, top), jnp.clip(priority + (policy == Policy.RETENTION), 0, top)
     flat = jnp.where(policy == Policy.SLRU, jnp.minimum(by_hits, 1), 0)
-    return jnp.where(policy == Policy.LFU, by_hits, jnp.where(policy == Policy.PRIORITY, by_priority, flat))
+    prioritised = (policy == Policy.PRIORITY) | (policy == Policy.RETENTION)
+    return jnp.where(policy == Policy.LFU, by_hits, jnp.where(prioritised, by_priority, flat))
+
+
+def retains(state: CacheState) -> jax.Array:
+    """[] bool: whether the entries of the orders have deadlines."""
+    return state.books[Scalar.POLICY] == Policy.RETENTION
+
+
+def retention_of(state: CacheState, head: jax.Array) -> jax.Array:
+    """[] how long the pages of a list are kept, by its sentinel."""
+    return state.books[state.layout.retention + (head - state.layout.rows) % state.layout.levels]
 
 
 def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
@@ -42,31 +54,39 @@ def head_of(state: CacheState, node: jax.Array, rank: jax.Array) -> jax.Array:
 
 
 def place(state: CacheState, tier: Any, node: jax.Array, rank: jax.Array, newest: jax.Array | bool) -> CacheState:
-    """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing."""
+    """Move `node` to the newest or the oldest end of its list in the order of `tier`. NONE places nothing.
 
-    def ends(state: CacheState) -> tuple[jax.Array, jax.Array]:
+    Its deadline is that of a page used now; at the oldest end it has passed.
+    """
+
+    def ends(state: CacheState) -> tuple[jax.Array, ...]:
         head = head_of(state, node, rank)
         oldest, last = state.orders[tier, NEWER, head], state.orders[tier, OLDER, head]
-        return jnp.where(newest, last, head), jnp.where(newest, head, oldest)
+        due = state.books[Scalar.TIME] + retention_of(state, head)
+        return jnp.where(newest, last, head), jnp.where(newest, head, oldest), jnp.where(newest, due, 0)
 
     return place_between(state, tier, node, ends)
 
 
 def place_between(
-    state: CacheState, tier: Any, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, jax.Array]]
+    state: CacheState, tier: Any, node: jax.Array, ends: Callable[[CacheState], tuple[jax.Array, ...]]
 ) -> CacheState:
-    """Move `node` between the neighbouring entries `ends(state)`, older and newer. NONE places nothing."""
+    """Move `node` between the neighbouring entries `ends(state)`: older, newer, and its deadline if it has one.
+
+    NONE places nothing.
+    """
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
         return state.orders[tier, OLDER, node], state.orders[tier, NEWER, node], *ends(state)
 
-    state, (left, right, older, newer) = look(state, plan)
+    state, (left, right, older, newer, *due) = look(state, plan)
     there = (older == node) | (newer == node) | (node < 0)
     linked = (left != NONE) & ~there
     target = masked(~there, node)
     state = _join(state, tier, masked(linked, left), masked(linked, right))
     state = _join(state, tier, masked(~there, older), target)
-    return _join(state, tier, target, masked(~there, newer))
+    state = _join(state, tier, target, masked(~there, newer))
+    return put(state, "orders", (tier, DUE, masked(retains(state), node)), due[0]) if due else state
 
 
 def _join(state: CacheState, tier: Any, older: jax.Array, newer: jax.Array) -> CacheState:

@@ -19,9 +19,10 @@ def reset(state: CacheState) -> Step[ResetDone]:
     lent = state.shelves[Shelf.OWNERS] == LENT
     on_device = jnp.arange(layout.shelf_length) < layout.shelf(Tier.HOST)
     lent |= on_device & (state.books[Scalar.EXTERNAL] > 0)
-    fresh = arrays["books"]
-    books = state.books.at[Scalar.CLOCK].add(1).at[layout.account(0, 0, 0) : layout.hash_keys].set(0)
-    books = jnp.where(jnp.arange(layout.books) < Scalar.POLICY, fresh.at[Scalar.CLOCK].set(books[Scalar.CLOCK]), books)
+    fresh = arrays["books"].at[Scalar.TIME].set(state.books[Scalar.TIME])
+    fresh = fresh.at[Scalar.CLOCK].set(state.books[Scalar.CLOCK] + 1)
+    books = state.books.at[layout.account(0, 0, 0) : layout.hash_keys].set(0)
+    books = jnp.where(jnp.arange(layout.books) < Scalar.POLICY, fresh, books)
     stacks = []
     for tier, pool in [(tier, pool) for tier in TIERS for pool in range(layout.pools)]:
         size, ranks, start = layout.capacity(tier, pool), layout.ranks, layout.shelf(tier, pool)

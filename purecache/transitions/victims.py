@@ -10,14 +10,17 @@ from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, Column, Scalar, Tier
 from purecache.transitions.columns import look, masked
 from purecache.transitions.orders import (
+    DUE,
     NEWER,
     OLDER,
     drop_entry,
     head_of,
     listed,
     place_between,
+    retains,
     rule,
 )
+from purecache.transitions.scans import repeat
 
 
 class Cursor(NamedTuple):
@@ -38,6 +41,24 @@ def first_cursor(state: CacheState, tier: Tier, rank: jax.Array) -> Cursor:
     """The end of the first list of a rank that victims are taken from. Read it through `look`."""
     head = state.layout.rows + rank * state.layout.levels
     return Cursor(_next_entry(state, tier, head), head)
+
+
+def _earliest(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> Cursor:
+    """Under Policy.RETENTION, the oldest entry of the list in which that has the earliest deadline (of equal ones, the
+    first list; a sentinel if all lists are empty); else the cursor as it is."""
+    layout, keeps = state.layout, retains(state)
+    first = layout.rows + rank * layout.levels
+
+    def better(index: jax.Array, best: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        entry = state.orders[tier, NEWER, first + index]
+        there = entry < layout.rows
+        due = state.orders[tier, DUE, jnp.where(there, entry, 0)]
+        wins = there & ((best[0] >= layout.rows) | (due < best[2]))
+        return tuple(jnp.where(wins, new, old) for new, old in zip((entry, first + index, due), best, strict=True))
+
+    start = (jnp.where(keeps, first, cursor.entry), jnp.where(keeps, first, cursor.head), state.token)
+    entry, head, _ = repeat(state.token, jnp.where(keeps, layout.levels, 0), better, start)
+    return Cursor(entry, head)
 
 
 def _is_leaf(state: CacheState, tier: Tier, node: jax.Array) -> jax.Array:
@@ -65,7 +86,8 @@ def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tupl
     layout = state.layout
     last = layout.rows + (rank + 1) * layout.levels
 
-    def examine(state: CacheState, cursor: Cursor) -> tuple[jax.Array, ...]:
+    def examine(state: CacheState, cursor: Cursor) -> tuple[Cursor, tuple[jax.Array, ...]]:
+        cursor = _earliest(state, tier, rank, cursor)
         at_head = cursor.entry >= layout.rows
         node = jnp.where(at_head, 0, cursor.entry)
         resident, leaf = _is_resident(state, tier, node), _is_leaf(state, tier, node)
@@ -76,13 +98,14 @@ def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tupl
             _next_entry(state, tier, jnp.minimum(cursor.head + 1, last - 1)),
             _next_entry(state, tier, cursor.entry),
         )
-        return at_head, ~at_head & resident & leaf & ~locked, ~at_head & ~(resident & stays), follower
+        found, stale = ~at_head & resident & leaf & ~locked, ~at_head & ~(resident & stays)
+        return cursor, (at_head, found, stale, follower)
 
     def step(carry: tuple[CacheState, Cursor, jax.Array]) -> tuple[CacheState, Cursor, jax.Array]:
         state, cursor, _ = carry
-        state, (at_head, found, stale, follower) = look(state, examine, cursor)
+        state, (cursor, (at_head, found, stale, follower)) = look(state, examine, cursor)
         state = drop_entry(state, tier, masked(stale, cursor.entry))
-        ended = at_head & (cursor.head + 1 == last)
+        ended = at_head & ((cursor.head + 1 == last) | retains(state))
         onward = Cursor(follower, cursor.head + at_head)
         stop = found | ended
         cursor = Cursor(jnp.where(stop, cursor.entry, onward.entry), jnp.where(stop, cursor.head, onward.head))
@@ -92,12 +115,24 @@ def seek(state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor) -> tupl
     return state, cursor
 
 
+def departing(state: CacheState, tier: Tier, node: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The entry behind that of a victim, and its deadline: what `step_back` must know once it is gone."""
+    return _next_entry(state, tier, node), state.orders[tier, DUE, node]
+
+
 def step_back(
-    state: CacheState, tier: Tier, rank: jax.Array, cursor: Cursor, follower: jax.Array, parent: jax.Array
+    state: CacheState,
+    tier: Tier,
+    rank: jax.Array,
+    cursor: Cursor,
+    follower: jax.Array,
+    left: jax.Array,
+    parent: jax.Array,
 ) -> tuple[CacheState, Cursor]:
     """After a victim left: give its parent, if that is a leaf now, the victim's place, and move the cursor on.
 
-    `follower` is the entry behind the victim; `parent` may be a root, or NONE if it left too.
+    `follower` is the entry behind the victim, `left` the deadline it had; `parent` may be a root, or NONE if it left
+    too.
     """
 
     def plan(state: CacheState) -> tuple[jax.Array, ...]:
@@ -115,7 +150,8 @@ def step_back(
         return leaf & free & (unlisted | rule(state, Scalar.ALWAYS_NEXT)), head, older, newer
 
     state, (next_victim, head, older, newer) = look(state, plan)
-    state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer))
+    # No entry has an earlier deadline than the victim had, so with that one every list stays in order.
+    state = place_between(state, tier, masked(next_victim, parent), lambda _: (older, newer, left))
     back = next_victim & (head <= cursor.head)
     entry = jnp.where(back, parent, follower)
     return state, Cursor(entry, jnp.where(back, head, cursor.head))

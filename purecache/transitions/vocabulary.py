@@ -212,6 +212,13 @@ class Forked(NamedTuple):
     """[] the page lent to the caller, or NONE."""
 
 
+class Advanced(NamedTuple):
+    """Reply of advance."""
+
+    time: jax.Array
+    """[] what time it is now."""
+
+
 class ResetDone(NamedTuple):
     """Reply of reset."""
 

@@ -18,7 +18,7 @@ SEED, OTHER_SEED = 0, 2**61 - 1
 def buckets_under(seed, pages):
     """int[n] bucket of pages [n, PAGE] below the root of rank 0, as the hash table computes it."""
     state = PrefixCache(CacheConfig(seed=seed, **SMALL)).state
-    keys = np.array(state.books)[state.layout.hash_keys :].view(np.uint32).reshape(2, -1)
+    keys = np.array(state.books)[state.layout.hash_keys : state.layout.retention].view(np.uint32).reshape(2, -1)
     root, space = np.uint32(state.layout.root(0)), namespace_digest(None).view(np.uint32)
     words = np.concatenate([pages.astype(np.uint32), np.tile([root, *space], (len(pages), 1))], axis=1, dtype=np.uint32)
     total = ((words & 0xFFFF) * keys[0] + (words >> 16) * keys[1]).sum(1, dtype=np.uint32)

@@ -6,7 +6,7 @@ import pytest
 from support import digest_of as digest
 from support import new_cache, serve, tiny, tree_of
 
-from purecache.state import NONE, CacheConfig, ConfigError, as_jax, empty_state
+from purecache.state import NONE, CacheConfig, ConfigError, Policy, as_jax, empty_state
 from purecache.state.laws import assert_shapes, broken_laws, law_checker, violations
 from purecache.state.layout import LENT, RESERVED, Account, Column, Ledger, Scalar, Shelf, Stored, Tier
 from purecache.transitions import TransferKind
@@ -101,7 +101,7 @@ def host_parent_lost(state, nodes):
 def unlink_order(state, nodes):
     """Node 4 out of the host order, as an entry that was dropped and not listed again."""
     order, node = state.orders[Tier.HOST], nodes[4]
-    older, newer = order[:, node]
+    older, newer, _ = order[:, node]
     order[1, older], order[0, newer] = newer, older
     order[:, node] = NONE
 
@@ -144,6 +144,19 @@ def order_in_a_loop(state, nodes):
     state.orders[Tier.HOST][:, nodes[4]] = nodes[4]
 
 
+def no_deadlines(state, nodes):
+    state.books[Scalar.POLICY] = Policy.RETENTION
+    state.orders[:, 2] = NONE
+
+
+def deadlines_fall(state, nodes):
+    """The oldest entry of the device has the latest deadline."""
+    state.books[Scalar.POLICY] = Policy.RETENTION
+    state.orders[:, 2] = 0
+    order = state.orders[Tier.DEVICE]
+    order[2, order[1, state.layout.head(0, 0)]] = 1
+
+
 EVICTABLE = (Account.EVICTABLE, Tier.DEVICE, 0)
 DAMAGE = {
     "the parent of a node is live": column(Column.PARENT, 4, lambda state, nodes: free_id(state)),
@@ -184,6 +197,8 @@ DAMAGE = {
     "what can be evicted is in the order of its rank (host)": unlink_order,
     "only live nodes are in the eviction order (host)": dead_in_order,
     "the eviction order is linked both ways (host)": order_in_a_loop,
+    "deadlines rise along the lists of an eviction order (device)": deadlines_fall,
+    "deadlines are neither unset nor later than any page is kept (host)": no_deadlines,
 }
 ARRAY_LAWS = set(broken_laws(empty_state(tiny())))
 

@@ -15,6 +15,7 @@ from purecache.namespaces import Namespace
 from purecache.observers import Observer, Observers
 from purecache.programs import SMALLEST
 from purecache.replies import Replies
+from purecache.resizing import Resized, Resizing
 from purecache.snapshots import Snapshot
 from purecache.snapshots.taking import snapshot_of
 from purecache.state import NONE, CacheConfig, CacheState
@@ -53,6 +54,7 @@ class PrefixCache:
         self._inputs = Inputs(config, self._programs)
         self._replies = Replies(config)
         self._observers = Observers()
+        self._resizing = Resizing(config, self._driver)
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -318,6 +320,27 @@ class PrefixCache:
             self._driver.plane.reset()
             if self._driver.storage is not None:
                 self._driver.storage.reset()
+
+    def resize(
+        self,
+        *,
+        device_pages: int | None = None,
+        host_pages: int | None = None,
+        rank: int | None = None,
+        pool: str = ANCHOR,
+        most: int | None = None,
+    ) -> Resized:
+        """Use so many pages of a rank (default: of each), at most those of the configuration; returns what is in use.
+
+        A tier gets smaller by evicting what is not held, as `evict` and `evict_host` do; copies on host of pages that
+        are on device go last. What is locked, lent or in flight stays: call it again to go on. `most`: pages per tier
+        and rank that change hands in this call. The memory of a device pool, and of host pages that are slots of one
+        array, stays allocated; host pages of the form "arrays" give theirs back. Raises CacheError for sizes out of
+        range, and for device pages of an allocator outside the cache.
+        """
+        wanted = {Tier.DEVICE: device_pages, Tier.HOST: host_pages}
+        asked = {tier: pages for tier, pages in wanted.items() if pages is not None}
+        return self._resizing.resize(asked, rank, pool, most)
 
     # ---- what there is -------------------------------------------------------------------------------------------
 

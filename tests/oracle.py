@@ -288,6 +288,24 @@ class Oracle(Tree):
         self.lent[rank] += number
         return True
 
+    def resize(self, tier, pages, rank, copies=()):
+        """`copies`: nodes on host in the order in which copies of pages on device go."""
+        change = pages - (self.capacity[tier] - self.withheld[tier][rank])
+        if change > 0:
+            self.withheld[tier][rank] -= change
+            return
+        short = -change - self.free(tier, rank)
+        if tier == DEVICE:
+            self.evict(short, rank)
+        else:
+            self.evict_host(short, rank)
+            for path in copies:
+                node = self.nodes.get(path)
+                spare = node is not None and node.has[DEVICE] and not node.incoming and not self.locked(path, HOST)
+                if spare and self.free(HOST, rank) < -change:
+                    node.has[HOST] = False
+        self.withheld[tier][rank] += min(-change, self.free(tier, rank))
+
     def reset(self):
         self.nodes.clear()
         self.operations.clear()

@@ -47,6 +47,7 @@ class Tree:
         self.clock, self.fronts = count(1), count(-1, -1)
         self.nodes, self.operations, self.receipts = {}, [], {}
         self.lent = [0] * config.ranks
+        self.withheld = [[0] * config.ranks for _ in self.capacity]
 
     # ---- what there is ----
 
@@ -63,7 +64,8 @@ class Tree:
 
     def free(self, tier, rank):
         held = sum(node.has[tier] + self.reserved(node, tier) for path, node in self.nodes.items() if path[0] == rank)
-        return self.capacity[tier] - held - (self.lent[rank] if tier == DEVICE else 0)
+        out = self.withheld[tier][rank] + (self.lent[rank] if tier == DEVICE else 0)
+        return self.capacity[tier] - held - out
 
     def reserved(self, node, tier):
         kind = TransferKind.LOAD_BACK if tier == DEVICE else TransferKind.BACKUP

@@ -13,6 +13,7 @@ from purecache.transitions.operations import Handle
 from purecache.transitions.prefetch import begin_prefetch, finish_prefetch
 from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
+from purecache.transitions.resize import grow_device, grow_host, shrink_device, shrink_host
 from purecache.transitions.store import begin_store, finish_store
 from purecache.transitions.value_storage import finish_value_prefetch, finish_value_store
 from purecache.transitions.value_transfers import finish_value_backup, finish_value_load
@@ -50,6 +51,8 @@ __all__ = [
     "finish_value_prefetch",
     "finish_value_store",
     "fork",
+    "grow_device",
+    "grow_host",
     "insert",
     "lock",
     "match",
@@ -57,5 +60,7 @@ __all__ = [
     "peek",
     "release",
     "reset",
+    "shrink_device",
+    "shrink_host",
     "unlock",
 ]

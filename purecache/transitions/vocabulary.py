@@ -118,6 +118,24 @@ class Lent(NamedTuple):
     """[size] device pages, NONE beyond the number asked for."""
 
 
+class Withheld(NamedTuple):
+    """Reply of the two shrinkings."""
+
+    status: jax.Array
+    number: jax.Array
+    """[] pages that are out of use now; less than asked if no more could be freed."""
+    pages: jax.Array
+    """[size] these pages, NONE beyond."""
+
+
+class Restored(NamedTuple):
+    """Reply of the two growings."""
+
+    status: jax.Array
+    number: jax.Array
+    """[] pages that are in use again; less than asked if no more were out of use."""
+
+
 class Released(NamedTuple):
     """Reply of release, abort and retract."""
 

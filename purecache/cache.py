@@ -10,6 +10,7 @@ from purecache.driver import Driver, Record
 from purecache.effects import AgreedPlane, Interpreter, Planes
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import LANES, of_pool
+from purecache.forgetting import Forgetting, Forgotten
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
 from purecache.observers import Observer, Observers
@@ -55,6 +56,7 @@ class PrefixCache:
         self._replies = Replies(config)
         self._observers = Observers()
         self._resizing = Resizing(config, self._driver)
+        self._forgetting = Forgetting(config, self._driver, self._inputs)
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -341,6 +343,25 @@ class PrefixCache:
         wanted = {Tier.DEVICE: device_pages, Tier.HOST: host_pages}
         asked = {tier: pages for tier, pages in wanted.items() if pages is not None}
         return self._resizing.resize(asked, rank, pool, most)
+
+    def forget(
+        self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0, keep: int | None = None
+    ) -> Forgotten:
+        """Delete a prompt with everything that goes on from it; of its own pages those that no other prompt shares.
+
+        keep: delete the pages behind so many tokens of it, shared or not, with everything that goes on from them. What
+        a request holds, or is in flight, stays and is counted: call it again to go on. An attached store is asked to
+        delete the same pages, and those of the prompt itself that only it has; other caches may write them again.
+        """
+        return self._forgetting.forget(tokens, namespace, rank, keep)
+
+    def forget_namespace(self, namespace: Namespace) -> Forgotten:
+        """Delete every prompt of a namespace, in all ranks, as `forget` does.
+
+        Storage has pages by content, so that only those are deleted there that the tree knows. In a tree of bigrams,
+        prompts that were used long ago (see `purecache.inputs.ORIGINS`) are not found.
+        """
+        return self._forgetting.forget_namespace(namespace)
 
     # ---- what there is -------------------------------------------------------------------------------------------
 

@@ -223,6 +223,17 @@ class AgainstOracle(Compared):
         got = self.cache.resize(**{("device_pages", "host_pages")[tier]: pages}, rank=rank)
         assert got == tuple(self.oracle.capacity[each] - self.oracle.withheld[each][rank] for each in (DEVICE, HOST))
 
+    @rule(pages=PAGES, space=SPACE, keep=st.sampled_from([None, None, 0, 1, 2, 5]))
+    def forget(self, pages, space, keep):
+        path, keywords = self.path(pages, space)
+        tokens = None if keep is None else keep * self.config.page_size
+        assert list(self.cache.forget(self.tokens(path), keep=tokens, **keywords)) == self.oracle.forget(path, keep)
+
+    @rule(space=SPACE, chance=st.integers(0, 4))
+    def forget_namespace(self, space, chance):
+        assume(not chance)
+        assert list(self.cache.forget_namespace(space[0])) == self.oracle.forget_namespace(space[0])
+
     @rule(kinds=st.sets(st.sampled_from(TransferKind)), failure=st.sampled_from(["none", *sorted(FAILURES)]))
     def weather(self, kinds, failure):
         self.gate.holding = kinds

@@ -18,7 +18,7 @@ class World:
 
     contents: the pages that prompts are made of. depth: most pages of a prompt. namespaces: how many there are, each
     with all prompts, in every rank. priorities: those that requests have. storage: whether pages are stored and
-    prefetched. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node ids.
+    prefetched. control: whether tiers are made smaller and larger, and prompts are forgotten. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node ids.
     """
 
     name: str
@@ -29,6 +29,7 @@ class World:
     namespaces: int = 1
     priorities: tuple[int, ...] = (0,)
     storage: bool = False
+    control: bool = False
     one_bucket: bool = False
     exact: bool = False
 
@@ -120,6 +121,7 @@ _ALL = (
     World("fifo", "as least, evicted first in, first out", replace(_LEAST, policy="fifo")),
     World("exact", "as least, telling states apart that differ in node ids", _LEAST, exact=True),
     World("storage", "as least, with stores and prefetches", _LEAST, storage=True),
+    World("control", "as least, with tiers made smaller and larger, and prompts forgotten", _LEAST, control=True),
     World("pair", "two pages on device, two on host", _PAIR),
     World("pair-back", "as pair, copied to host when evicted", replace(_PAIR, write="write_back")),
     World(

@@ -4,6 +4,7 @@ from purecache.state.layout import TransferKind
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
 from purecache.transitions.fork import copy_page, fork
+from purecache.transitions.forget import forget, forget_namespace
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import allocate, release
 from purecache.transitions.load_back import begin_load_back, finish_load_back
@@ -50,6 +51,8 @@ __all__ = [
     "finish_value_load",
     "finish_value_prefetch",
     "finish_value_store",
+    "forget",
+    "forget_namespace",
     "fork",
     "grow_device",
     "grow_host",

@@ -237,6 +237,18 @@ class ResetDone(NamedTuple):
     """[] device pages that requests still hold."""
 
 
+class Forgotten(NamedTuple):
+    """Reply of forget and forget_namespace."""
+
+    status: jax.Array
+    device: jax.Array
+    """[] device pages of kv freed."""
+    host: jax.Array
+    """[] host pages of kv freed."""
+    left: jax.Array
+    """[] nodes that were meant and stay, as something holds them or is copying them."""
+
+
 class Finished(NamedTuple):
     """Reply of the transitions that end an operation."""
 

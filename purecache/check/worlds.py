@@ -18,7 +18,8 @@ class World:
 
     contents: the pages that prompts are made of. depth: most pages of a prompt. namespaces: how many there are, each
     with all prompts, in every rank. priorities: those that requests have. storage: whether pages are stored and
-    prefetched. control: whether tiers are made smaller and larger, and prompts are forgotten. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node ids.
+    prefetched. control: whether tiers are made smaller and larger, and prompts are forgotten. one_bucket: let all pages
+    collide in the hash table. exact: tell states apart that differ in node ids.
     """
 
     name: str

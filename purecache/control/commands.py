@@ -11,7 +11,7 @@ from purecache.cache import PrefixCache
 from purecache.effects import AgreedPlane
 
 Command = Callable[[PrefixCache], Any]
-"""Takes the cache and returns an answer, or a generator that does its work in parts: one per tick, answer at the end."""
+"""Takes the cache and returns an answer, or a generator that works in parts: one per tick, the answer at the end."""
 
 QUEUE = 64
 """Commands that may wait or be under way."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
 from purecache.answers import CacheError, Node, Receipt
 from purecache.cache import PrefixCache
 from purecache.effects import AgreedPlane
@@ -52,9 +51,9 @@ class Pins:
     """The pins of one cache; an `Observer` that ends those whose lease is over. Use it on the cache's thread.
 
     A pinned page is locked as those of a running request are: it stays in the tier where it is, and is neither
-    forgotten nor evicted when its tier is made smaller. So pins have bounds: `share` of the pages that a rank has in use
-    on device, and as much of those on host; `longest` seconds. A page that several pins hold counts once. They end with
-    a reset of the cache.
+    forgotten nor evicted when its tier is made smaller. So pins have bounds: `share` of the pages that a rank has in
+    use on device, and as much of those on host; `longest` seconds. A page that several pins hold counts once. They end
+    with a reset of the cache.
 
     Rather give what is precious a higher priority, which yields when there is no other room.
     """

@@ -13,7 +13,7 @@ from purecache.stores.registry import SCHEMES, open_store
 
 
 class Storages(Protocol):
-    """What `Operator` needs to attach and detach storage. A server whose scheduler keeps track of its storage has its own."""
+    """What `Operator` needs to attach and detach storage. A server that keeps track of its storage brings its own."""
 
     def open(self, url: str) -> Store:
         """The store of a URL. Called on the thread that asks, may take its time; ValueError, OSError or ImportError."""
@@ -32,8 +32,8 @@ class Storages(Protocol):
 class PlainStorages:
     """Storage of a cache that nobody else attaches any to.
 
-    naming: see `StorageTier`. page_bytes: of the largest page that is an object. Only the schemes of `open_store` may be
-    opened, no classes or plug-ins: who may attach storage should not be able to run any code.
+    naming: see `StorageTier`. page_bytes: of the largest page that is an object. Only the schemes of `open_store` may
+    be opened, no classes or plug-ins: who may attach storage should not be able to run any code.
     """
 
     naming: Namings

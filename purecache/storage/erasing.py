@@ -16,7 +16,7 @@ WAITING = 1 << 20
 
 
 def gone(layout: Layout, before: np.ndarray, after: np.ndarray) -> list[int]:
-    """The nodes that have left the tree between two states, or have lost their last page. before, after: the columns."""
+    """The nodes that left the tree between two states, or lost their last page. before, after: the columns."""
     live = (before[Column.PARENT, : layout.nodes] != NONE) & _has_page(layout, before)
     same = before[Column.BORN, : layout.nodes] == after[Column.BORN, : layout.nodes]
     kept = (after[Column.PARENT, : layout.nodes] != NONE) & same & _has_page(layout, after)
@@ -25,7 +25,7 @@ def gone(layout: Layout, before: np.ndarray, after: np.ndarray) -> list[int]:
 
 def _has_page(layout: Layout, nodes: np.ndarray) -> np.ndarray:
     rows = (Column.DEVICE_PAGE, Column.HOST_PAGE, Column.INCOMING_PAGE)
-    return (nodes[list(rows), : layout.nodes] >= 0).any(axis=0)
+    return np.any(nodes[list(rows), : layout.nodes] >= 0, axis=0)
 
 
 class Eraser:

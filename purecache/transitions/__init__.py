@@ -3,8 +3,8 @@
 from purecache.state.layout import TransferKind
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
-from purecache.transitions.fork import copy_page, fork
 from purecache.transitions.forget import forget, forget_namespace
+from purecache.transitions.fork import copy_page, fork
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import allocate, release
 from purecache.transitions.load_back import begin_load_back, finish_load_back

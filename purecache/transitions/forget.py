@@ -40,8 +40,8 @@ class _Tally(NamedTuple):
 def _leave_order(state: CacheState, node: jax.Array, parent: jax.Array, rank: jax.Array) -> CacheState:
     """Take `node`, which has left the device, out of the order there. NONE: nothing.
 
-    Where use does not move entries, the page above it, if it is a leaf now without an entry, is listed: before all others
-    if the first go first, since it had left the order as the oldest; else in the place of its child.
+    Where use does not move entries, the page above it, if it is a leaf now without an entry, is listed: before all
+    others if the first go first, since it had left the order as the oldest; else in the place of its child.
     """
 
     def plan(state: CacheState) -> jax.Array:
@@ -123,7 +123,7 @@ def _chosen(state: CacheState, prompt: Prompt, keep: jax.Array) -> tuple[jax.Arr
 def _drop_alone(
     state: CacheState, node: jax.Array, rank: jax.Array, tally: _Tally
 ) -> tuple[CacheState, jax.Array, _Tally]:
-    """`_drop` a node and those above it as long as nothing else goes on from them. Returns the first that stays, too."""
+    """`_drop` a node and those above it while nothing else goes on from them. Returns also the first that stays."""
 
     def goes(carry: tuple[CacheState, jax.Array, _Tally]) -> jax.Array:
         state, node, _ = carry
@@ -144,9 +144,9 @@ def _drop_alone(
 def forget(state: CacheState, prompt: Prompt, keep: jax.Array) -> Step[Forgotten]:
     """Delete the path of a prompt behind its first `keep` pages, with everything that goes on from there.
 
-    ALONE: what goes on from the end of the prompt, and of its own path what no other prefix shares. If the tree does not
-    have the whole prompt, that begins with the deepest page of it, unless something else goes on from there. What stays
-    above counts as used.
+    ALONE: what goes on from the end of the prompt, and of its own path what no other prefix shares. If the tree does
+    not have the whole prompt, that begins with the deepest page of it, unless something else goes on from there. What
+    stays above counts as used.
     """
     named = valid_prompt(state, prompt)
     state, (top, above) = look(state, _chosen, named, keep)

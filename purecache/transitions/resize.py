@@ -1,5 +1,5 @@
-"""Resize: taking pages of a tier out of use, and back into it. The arrays of the state keep the size they were made for,
-so capacity is data, and no program is compiled again.
+"""Resize: taking pages of a tier out of use, and back into it. The arrays of the state keep the size that they were
+made for, so capacity is data, and no program is compiled again.
 """
 
 import jax

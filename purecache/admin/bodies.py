@@ -5,8 +5,8 @@ from typing import Any
 
 from purecache.namespaces import Namespace
 
-MOST_BYTES = 32 << 20
-"""Of a request: a prompt of a few million tokens."""
+MOST_BYTES = 4 << 20
+"""Of a request: a prompt of half a million tokens. Reading JSON holds up the other threads of the process."""
 
 
 class BodyError(ValueError):

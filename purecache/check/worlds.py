@@ -123,6 +123,19 @@ _ALL = (
     World("exact", "as least, telling states apart that differ in node ids", _LEAST, exact=True),
     World("storage", "as least, with stores and prefetches", _LEAST, storage=True),
     World("control", "as least, with tiers made smaller and larger, and prompts forgotten", _LEAST, control=True),
+    World(
+        "control-storage",
+        "as control, with stores and prefetches, evicted first in, first out",
+        replace(_LEAST, policy="fifo"),
+        storage=True,
+        control=True,
+    ),
+    World(
+        "control-window",
+        "as control, with a pool of sliding-window KV",
+        replace(_LEAST, pools=(PoolSpec("window", Window(1), 1, 1),)),
+        control=True,
+    ),
     World("pair", "two pages on device, two on host", _PAIR),
     World("pair-back", "as pair, copied to host when evicted", replace(_PAIR, write="write_back")),
     World(

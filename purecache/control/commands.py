@@ -45,7 +45,8 @@ class Commands:
         """Have a command carried out, and wait at most `timeout` seconds for its answer; raises what it raises.
 
         Raises TooLateError when the time is over (a command that has not begun is dropped then, one that works in
-        parts ends with the part at hand), when too many commands wait, and after `close`.
+        parts ends with the part at hand, and what is being done at that moment is done), when too many commands wait,
+        and after `close`.
         """
         future: Future[Any] = Future()
         with self._lock:

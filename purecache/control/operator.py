@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from purecache.answers import CacheError
 from purecache.cache import PrefixCache
-from purecache.control.commands import Command, Commands
+from purecache.control.commands import Command, Commands, TooLateError
 from purecache.control.flushes import flush
 from purecache.control.pins import PinError, Pins
 from purecache.control.sizes import Sizes
@@ -216,10 +216,19 @@ class Operator:
             store = storages.open(url)
         except Exception as error:  # whatever a client of an engine raises is about this URL
             raise ControlError(f"the store was not opened: {error}") from error
+        attached: list[bool] = []
+
+        def attach(cache: PrefixCache) -> None:
+            storages.attach(cache, store)
+            attached.append(True)
+
         try:
-            self._ask(lambda cache: storages.attach(cache, store))
-        except ValueError as error:
-            store.close()
+            self._ask(attach)
+        except (ValueError, TooLateError) as error:
+            if not attached:
+                store.close()
+            if isinstance(error, TooLateError):
+                raise
             raise ControlError(str(error)) from error
 
     def detach_storage(self) -> bool:

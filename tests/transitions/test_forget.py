@@ -5,7 +5,7 @@ from support import new_cache, serve, settle, tiny
 
 from purecache import CacheConfig, PrefixCache
 from purecache.answers import CacheError
-from purecache.state import Checkpoint, Policy, PoolSpec, Window
+from purecache.state import Policy, PoolSpec, Window
 from purecache.state.layout import Account, Tier
 from purecache.transitions import TransferKind
 
@@ -127,14 +127,12 @@ def test_a_namespace_of_bigrams():
     assert lengths(cache, [1, 2, 3], namespace="b") == [2]
 
 
-def test_values_of_tail_pools_go_with_their_pages():
+def test_values_of_a_tail_pool_go_with_their_pages():
     config = CacheConfig(page_size=2, device_pages=6, host_pages=4, max_operations=4, max_receipts=4, levels=2)
-    config = config.register_pool(PoolSpec("window", Window(2), device_pages=4, host_pages=3))
-    config = config.register_pool(PoolSpec("state", Checkpoint(), device_pages=4, host_pages=3))
+    config = config.register_pool(PoolSpec("window", Window(4), device_pages=4, host_pages=3))
     cache = PrefixCache(config, check_laws=True)
-    pages = cache.allocate(3)
-    values = {name: cache.allocate(3, pool=name) for name in ("window", "state")}
-    cache.insert(ABC, pages, values=values)
+    pages, values = cache.allocate(3), cache.allocate(3, pool="window")
+    cache.insert(ABC, pages, values={"window": values})
     cache.drain()
     assert cache.forget(ABC, keep=2) == (2, 2, 0)
     cache.forget(A)

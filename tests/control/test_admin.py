@@ -118,9 +118,9 @@ def test_parameters_of_a_query_are_checked(served):
     assert answer_of(server.url + "/v1/tree?rows=1", **headers)[0] == 400
 
 
-def test_a_cache_that_does_not_tick_is_told_in_time():
-    cache = plain_cache()
-    server = AdminServer(operator := Operator(cache, timeout=0.05))
+def test_a_cache_that_does_not_tick_is_told_in_time(tmp_path):
+    operator = Operator(plain_cache(), timeout=0.05)
+    server = AdminServer(operator, token_file=tmp_path / "token")
     status, answer = answer_of(server.url + "/v1/stats", Authorization=f"Bearer {server.token}")
     assert (status, answer["kind"]) == (503, "TooLateError")
     server.close()
@@ -172,10 +172,10 @@ def test_other_machines_are_not_served_by_mistake():
             AdminServer(None, host=host)
 
 
-def test_a_port_in_use_is_an_error(served):
+def test_a_port_in_use_is_an_error(served, tmp_path):
     _, server, _ = served
     with pytest.raises(OSError, match="in use"):
-        AdminServer(None, port=int(server.url.rpartition(":")[2]))
+        AdminServer(Operator.__new__(Operator), port=int(server.url.rpartition(":")[2]), token_file=tmp_path / "token")
 
 
 def test_namespaces_in_json():

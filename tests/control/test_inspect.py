@@ -20,14 +20,15 @@ def file(tmp_path):
 def test_the_tree_and_the_hottest_prefixes_of_a_snapshot(file, capsys):
     assert main(["inspect", file]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "4 pages, 2 prefixes; page_size 2, bigrams False, ranks 2",
+        "4 pages, 3 prefixes; page_size 2, bigrams False, ranks 2",
         "  2 pages, tokens 1 1  -  hits 2  rank 0  namespace None",
         "  1 pages, tokens 3 3  -  hits 1",
         "  1 pages, tokens 4 4  -  hits 1  rank 0  namespace 'tenant'",
         "",
         "hottest prefixes:",
         "   1 2 tokens, 1 hits, 0/1 stored, namespace 'tenant': tokens 4 4",
-        "   2 6 tokens, 1 hits, 0/3 stored, namespace None: tokens 1 1 2 2 3 3",
+        "   2 4 tokens, 2 hits, 0/2 stored, namespace None: tokens 1 1 2 2",
+        "   3 6 tokens, 1 hits, 0/3 stored, namespace None: tokens 1 1 2 2 3 3",
     ]
 
 

@@ -70,18 +70,37 @@ def test_what_is_locked_stays_and_can_be_evicted_afterwards(policy):
     assert [cache.pages(Account.FREE, tier) for tier in (Tier.DEVICE, Tier.HOST)] == [8, 6]
 
 
-def test_pages_on_their_way_to_host_go_when_they_arrive():
-    cache, gate = new_cache(tiny())
+def backed_up_late(*prompts, first=()):
+    """A cache whose backups of `prompts` are held, those of `first` not; and how to let them end."""
+    cache, gate = cache_with(*first)
     gate.holding = {TransferKind.BACKUP}
-    serve(cache, A)
-    serve(cache, AB)
-    assert cache.forget(AB) == (2, 0, 2)
-    gate.holding = set()
-    settle(cache)
-    cache.tick()
-    assert lengths(cache, AB) == [2]  # it was copied, and what is above it is the root
-    assert cache.forget(AB) == (0, 1, 0)
+    for prompt in prompts:
+        serve(cache, prompt)
+
+    def let_go():
+        gate.holding = set()
+        settle(cache)
+        cache.tick()
+
+    return cache, let_go
+
+
+def test_pages_on_their_way_to_host_are_left():
+    cache, let_go = backed_up_late(AB)
+    assert cache.forget(A, keep=0) == (2, 0, 2)
+    assert cache.free_pages() == 8
+    let_go()
+    assert lengths(cache, AB) == [4]
+    assert cache.forget(A, keep=0) == (0, 2, 0)
     assert lengths(cache, AB) == [0]
+
+
+def test_they_go_by_themselves_where_what_is_above_has_gone():
+    cache, let_go = backed_up_late(AB, first=[A])
+    assert cache.forget(A, keep=0) == (2, 1, 1)
+    let_go()
+    assert lengths(cache, AB) == [0]
+    assert [cache.pages(Account.FREE, tier) for tier in (Tier.DEVICE, Tier.HOST)] == [8, 6]
 
 
 def test_a_page_that_is_being_loaded_stays():

@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test test-stores store-engines test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test docs test-stores store-engines test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
@@ -32,6 +32,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The site of the documentation, into .cache/site, without a warning; ARGS=serve shows it while it is written. `make test` builds it, too.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

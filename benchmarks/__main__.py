@@ -7,7 +7,7 @@ import sys
 
 import jax
 
-from benchmarks import compiled, control, copies, device, overlap, pools, recording, storage, stores
+from benchmarks import compiled, control, copies, device, observers, overlap, pools, recording, storage, stores
 
 
 def main() -> None:
@@ -17,7 +17,18 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all rows to FILE")
     parser.add_argument(
         "--only",
-        choices=["control", "pools", "copies", "overlap", "storage", "stores", "recording", "device", "compiled"],
+        choices=[
+            "control",
+            "pools",
+            "copies",
+            "overlap",
+            "storage",
+            "stores",
+            "recording",
+            "observers",
+            "device",
+            "compiled",
+        ],
         help="one of the tables",
     )
     parser.add_argument("--store", nargs="*", default=[], metavar="URL", help="stores for the table of that name")
@@ -55,6 +66,8 @@ def main() -> None:
         found["stores"] = stores.report(options.store, options.quick)
     if options.only in (None, "recording"):
         found["recording"] = recording.report(options.quick)
+    if options.only in (None, "observers"):
+        found["observers"] = observers.report(options.quick)
     if options.only == "device":
         found["device"] = device.report(options.quick)
     if options.only == "compiled":

@@ -320,6 +320,7 @@ class PrefixCache:
         with DeferredInterrupts():  # none of the three may go on with what the others have forgotten
             self._run("reset", 0)
             self._driver.plane.reset()
+            self._driver.tally.forget()
             if self._driver.storage is not None:
                 self._driver.storage.reset()
 

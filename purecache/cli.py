@@ -14,7 +14,10 @@ SUBCOMMANDS = {
     "simulate": ("purecache.simulate.command", "run caches under seeded faults and check every byte that they serve"),
     "inspect": ("purecache.inspect.command", "look into a snapshot, or into the cache of a running process"),
     "doctor": ("purecache.doctor.command", "check this machine and measure how fast pages move on it"),
+    "report": ("purecache.report.command", "one page to look at, of a run, a trace or a recording"),
     "replay": ("purecache.replay.command", "repeat a recording of a cache, compare it, look into it"),
+    "size": ("purecache.sizing.command", "how large each tier should be, and which policy, for a trace"),
+    "trace": ("purecache.traces.command", "a recorded workload through one cache: what it finds, moves, refuses"),
 }
 """Subcommand: (module with `add_arguments(parser)` and `run(options) -> int`, one line of help)."""
 

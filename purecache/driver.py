@@ -11,6 +11,7 @@ import numpy as np
 from purecache.answers import Node
 from purecache.effects import AgreedPlane, Completion, Interpreter, Planes, Transfer, completion_of
 from purecache.effects.interrupts import DeferredInterrupts
+from purecache.effects.tally import Tally
 from purecache.entries import of_pool
 from purecache.meshes import no_mesh
 from purecache.programs import Program, ProgramTable
@@ -121,6 +122,8 @@ class Driver:
         """Whether the copies within a pool that the last transition asked for were dispatched."""
         self.storage: Any = None
         """The storage tier, if one is attached."""
+        self.tally = Tally()
+        """Pages and seconds of the transfers between device and host."""
         self._layout = config.layout
         state = as_jax(empty_state(config), control_device())
         leaves, self._structure = jax.tree.flatten(state)
@@ -210,6 +213,7 @@ class Driver:
 
     def _ended(self, done: Completion) -> int:
         """End one operation; returns the pages published."""
+        self.tally.ended(done)
         kind = "finish_backup" if done.kind == TransferKind.BACKUP else "finish_load_back"
         where = (done.rank, done.pages) if done.pool else ()
         reply = self.end(of_pool(kind, done.pool), done.operation, done.generation, done.ok, *where)
@@ -300,6 +304,10 @@ class Driver:
             self._read = leaf, copy
         return self._read[1]
 
+    def operations(self) -> np.ndarray:
+        """int32[rows of `Ledger`, max_operations]: the table of unfinished operations, a copy."""
+        return np.array(np.asarray(self._state().ledger)[:, : self._layout.max_operations])
+
     def _state(self) -> CacheState:
         return jax.tree.unflatten(self._structure, self._current[0][0])
 
@@ -325,4 +333,5 @@ class Driver:
         elif transfer.kind == TransferKind.STORE:
             self.storage.write(transfer)
         else:
+            self.tally.began(transfer)
             self.plane.start(transfer)

@@ -9,6 +9,7 @@ import numpy as np
 from purecache.adapters.slot_cache import Owner
 from purecache.answers import Refusal
 from purecache.cache import PrefixCache
+from purecache.logs import log
 from purecache.storage.reader import Prefetch, Progress
 from purecache.storage.tier import StorageOptions, StorageTier
 from purecache.stores.interface import Store
@@ -54,6 +55,10 @@ class Prefetches:
             return
         started = self.tier.prefetch(tokens, namespace=owner.namespace, rank=owner.rank)
         self._entries[request] = _Entry(None if isinstance(started, Refusal) else started)
+        if isinstance(started, Refusal):
+            log("prefetch_refused", request, reason=started.status.name.lower())
+        else:
+            log("prefetch_started", request, prompt_tokens=len(tokens))
         if len(self._entries) > FORGOTTEN:
             self.forget(next(iter(self._entries)))
 
@@ -68,6 +73,7 @@ class Prefetches:
             return True
         if self.tier.progress(entry.prefetch, self._now()) is Progress.NOT_YET:
             return False
+        log("prefetch_ended", request, tokens=entry.prefetch.loaded)
         entry.loaded, entry.prefetch = entry.prefetch.loaded, None
         return True
 

@@ -19,6 +19,7 @@ from purecache.adapters.tails import Tail
 from purecache.adapters.tokens import TokenMemo, TokenRow
 from purecache.answers import Receipt
 from purecache.cache import PrefixCache
+from purecache.logs import log
 
 RECORD, RECEIPT_FIELD = "_purecache_record", "swa_uuid_for_lock"
 
@@ -179,7 +180,10 @@ class SchedulerCache(ABC):
         if req is not None:
             record_of(req).ended = False
             self.ask_storage(req, tokens)
-        return self.slots.match(row, owner, remember=self.prefetches.tier is not None)
+        found = self.slots.match(row, owner, remember=self.prefetches.tier is not None)
+        if req is not None:
+            log("matched", str(req.rid), prompt_tokens=len(row), device=len(found.slots), host=found.host_length)
+        return found
 
     def ask_storage(self, req: Any, tokens: Sequence[int]) -> None:
         """Start the prefetch of a request's prompt, once. Does nothing without storage."""
@@ -236,6 +240,7 @@ class SchedulerCache(ABC):
             self._states_taken(req, offered, held, ended=True)
         else:
             self.slots.drop(row[tree_part(req) :], receipt, owner)
+        log("finished", str(req.rid), tokens=length, kept=bool(is_insert and length))
         record.counted = 0
 
     def _receipt(self, req: Any) -> Receipt | None:

@@ -17,6 +17,7 @@ import jax
 
 from purecache.adapters.build_choice import Choice, Place, UnsupportedError, choose
 from purecache.adapters.sglang_cache import MatchResult, SglangCache
+from purecache.replay import Recorder
 
 __all__ = ["NAME", "MatchResult", "Options", "SglangCache", "build", "factory", "install"]
 
@@ -31,10 +32,12 @@ class Options:
     """What sglang has no arguments for.
 
     warm: compile for prompts of so many tokens before serving (default: the longest there can be; 0: don't).
+    record: a folder for recordings of the cache, one file per process, which `purecache replay` repeats.
     check_laws: check every law after every call (slow).
     """
 
     warm: int | None = None
+    record: str | None = None
     check_laws: bool = False
 
 
@@ -88,7 +91,8 @@ def build(context: Any, options: Options | None = None) -> Any:
         return importlib.import_module("sglang.srt.mem_cache.registry").default_radix_cache_factory(context)
     if context.params.enable_kv_cache_events:
         logger.warning("purecache publishes no KV cache events: routers that listen to them will see an empty cache")
-    cache = SglangCache(context.params, check_laws=options.check_laws)
+    record = Recorder.in_folder(options.record) if options.record is not None else None
+    cache = SglangCache(context.params, check_laws=options.check_laws, record=record)
     tokens = options.warm
     if tokens is None:
         tokens = min(int(context.model_config.context_len), cache.token_to_kv_pool_allocator.size)

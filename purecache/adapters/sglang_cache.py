@@ -15,6 +15,7 @@ from purecache.adapters.slot_cache import Owner
 from purecache.adapters.slots import SlotAllocator
 from purecache.answers import Receipt
 from purecache.cache import PrefixCache
+from purecache.driver import Record
 from purecache.state import CacheConfig
 
 FEWEST_LOCKS = 4096
@@ -62,8 +63,8 @@ class SglangCache(SchedulerCache):
     metrics_collector: Any = None
     """sglang's collector of eviction metrics, or None."""
 
-    def __init__(self, params: Any, *, check_laws: bool = False) -> None:
-        """params: sglang's `CacheInitParams`. check_laws: check every law after every call (slow).
+    def __init__(self, params: Any, *, check_laws: bool = False, record: Record | None = None) -> None:
+        """params: sglang's `CacheInitParams`. check_laws, record: as for `PrefixCache`.
 
         Raises ImportError without torch, ValueError for another page size than the allocator's, ConfigError for an
         unknown eviction policy.
@@ -84,7 +85,8 @@ class SglangCache(SchedulerCache):
             external_pages=True,
             seed=secrets.randbits(62),
         )
-        super().__init__(PrefixCache(config, check_laws=check_laws), rows, allocator, disable=bool(params.disable))
+        cache = PrefixCache(config, check_laws=check_laws, record=record)
+        super().__init__(cache, rows, allocator, disable=bool(params.disable))
         if params.enable_metrics:
             self.init_metrics_collector()
 

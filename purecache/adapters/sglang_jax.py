@@ -42,6 +42,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     parser.add_argument("--purecache-revision", help="which weights these are, for names in storage")
     parser.add_argument("--purecache-load-back-threshold", type=int, default=Options.load_back_threshold)
     parser.add_argument("--purecache-warm", type=int, help="compile for prompts of so many tokens before serving")
+    parser.add_argument("--purecache-record", metavar="FOLDER", help="record the cache, for `purecache replay`")
     parser.add_argument("--purecache-host-form", choices=["slots", "arrays"], help="how host pages are kept")
     parser.add_argument("--purecache-copies", help="programs that copy them, as `purecache doctor` names them")
     parser.add_argument("--purecache-host-memory", choices=["pinned_host", "unpinned_host"], default="pinned_host")
@@ -54,6 +55,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         revision=known.purecache_revision,
         load_back_threshold=known.purecache_load_back_threshold,
         warm=known.purecache_warm,
+        record=known.purecache_record,
         host=HostOptions(
             host_form=known.purecache_host_form,
             copies=known.purecache_copies,

@@ -9,6 +9,7 @@ import numpy as np
 from purecache.adapters.nodes import TreeNode
 from purecache.adapters.scheduler_cache import SchedulerCache
 from purecache.cache import PrefixCache
+from purecache.driver import Record
 from purecache.effects import Interpreter, Planes
 from purecache.entries import of_pool
 from purecache.programs import SMALLEST
@@ -55,20 +56,21 @@ class SglangJaxCache(SchedulerCache):
         make_plane: "Callable[[Callable[[], Any]], Interpreter | Planes | None] | None" = None,
         smallest: int = SMALLEST,
         check_laws: bool = False,
+        record: Record | None = None,
         **_: Any,
     ) -> None:
         """The first five as for `RadixCache` there, whose other arguments are ignored.
 
         config: sizes and policies, with `external_pages`; by default those of the allocator, without host memory.
         make_plane: makes what copies pages, given a function that returns the scheduler's donation barrier or None.
-        smallest, check_laws: as for `PrefixCache`.
+        smallest, check_laws, record: as for `PrefixCache`.
         Raises ValueError for a configuration of other pages than the allocator's.
         """
         allocator = token_to_kv_pool_allocator
         if config is None:
             config = self._default_config(allocator, page_size, is_eagle)
         plane = make_plane(lambda: self._donation_barrier) if make_plane is not None else None
-        cache = PrefixCache(config, plane, smallest=smallest, check_laws=check_laws)
+        cache = PrefixCache(config, plane, smallest=smallest, check_laws=check_laws, record=record)
         super().__init__(cache, req_to_token_pool, allocator, disable=disable)
 
     @staticmethod

@@ -24,6 +24,7 @@ from purecache.adapters.sglang_jax_cache import SglangJaxCache
 from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
 from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
 from purecache.effects import HostOptions
+from purecache.replay import Recorder
 from purecache.state import CacheConfig
 from purecache.storage.tier import StorageOptions
 from purecache.stores.envelope import TRAILER
@@ -41,7 +42,8 @@ class Options:
     weights, part of the names in storage (default: `--revision`, or else a digest of the files of a local model).
     storage: bounds and policies. load_back_threshold: tokens on host below which computing again is quicker. warm:
     compile for so many tokens before serving (default: as long as a request can be, unless `--disable-precompile`).
-    host: how host pages are kept and copied. check_laws: check every law after every call (slow).
+    host: how host pages are kept and copied. record: a folder for recordings of the cache, one file per process, which
+    `purecache replay` repeats. check_laws: check every law after every call (slow).
     """
 
     store: str | None = None
@@ -50,6 +52,7 @@ class Options:
     load_back_threshold: int = 10
     warm: int | None = None
     host: HostOptions = field(default_factory=HostOptions)
+    record: str | None = None
     check_laws: bool = False
 
 
@@ -115,6 +118,7 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
             config=config,
             make_plane=functools.partial(pool.plane, config, host=options.host),
             check_laws=options.check_laws,
+            record=Recorder.in_folder(options.record) if options.record is not None else None,
         )
         # Windows have pages of their own, which need names of their own: not yet.
         cache.shelf = _shelf(options, context, pool) if config.host_pages and not config.pools else None

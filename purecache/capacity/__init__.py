@@ -3,18 +3,14 @@
 from purecache.capacity.break_even import Accelerator, Break, break_even
 from purecache.capacity.fleet import Fleet, Hits, Routing
 from purecache.capacity.models import MODELS, ModelShape
-from purecache.capacity.traces import Call, generated, mooncake
 
 __all__ = [
     "MODELS",
     "Accelerator",
     "Break",
-    "Call",
     "Fleet",
     "Hits",
     "ModelShape",
     "Routing",
     "break_even",
-    "generated",
-    "mooncake",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 from purecache.capacity.break_even import Accelerator, break_even
 from purecache.capacity.fleet import Fleet, Routing
 from purecache.capacity.models import MODELS
-from purecache.capacity.traces import Call, generated, mooncake
+from purecache.workloads import BLOCK, Trace, generated, read_trace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bandwidth", nargs="+", type=float, default=[1, 5, 12.5, 25, 50], metavar="GB/S", help="from store to device"
     )
     fleet = tables.add_parser("fleet", help="hit rates of engines that share a store")
-    fleet.add_argument("trace", nargs="?", metavar="FILE", help="trace in Mooncake's format (default: a generated one)")
+    fleet.add_argument("trace", nargs="?", metavar="FILE", help="a trace of blocks (default: a generated one)")
     fleet.add_argument("--calls", type=int, default=5000, metavar="N", help="of the generated workload (default 5000)")
     fleet.add_argument("--engines", nargs="+", type=int, default=[1, 2, 4, 8], metavar="N")
     fleet.add_argument("--device", type=_tokens, default=400_000, metavar="TOKENS", help="per engine (default 400k)")
@@ -80,15 +80,14 @@ def _break_even(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _fleet(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    def calls() -> Iterator[Call]:
-        return mooncake(options.trace) if options.trace else generated(options.calls)
-
+    made = None if options.trace else Trace("generated", BLOCK, list(generated(options.calls)))
+    trace = made or read_trace(options.trace)
     for engines in options.engines:
         for routing in Routing:
             if engines == 1 and routing is not Routing.ROUND_ROBIN:
                 continue
-            hits = Fleet(engines, options.device, options.host, options.store, routing).run(calls())
-            alone = Fleet(engines, options.device, options.host, 0, routing).run(calls())
+            hits = Fleet(engines, options.device, options.host, options.store, routing, trace.block).run(trace.requests)
+            alone = Fleet(engines, options.device, options.host, 0, routing, trace.block).run(trace.requests)
             yield {
                 "engines": engines,
                 "routing": routing.value,

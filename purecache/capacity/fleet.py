@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from purecache.capacity.traces import BLOCK, Call
+from purecache.workloads import BLOCK, Request
 
 UNEVEN = 1.25
 
@@ -96,13 +96,13 @@ class Fleet:
         self._calls = [0] * engines
         self.hits = Hits()
 
-    def run(self, calls: Iterable[Call]) -> Hits:
+    def run(self, calls: Iterable[Request]) -> Hits:
         """Serve calls in their order; what came from where, of all calls so far."""
         for call in calls:
             self._serve(call)
         return self.hits
 
-    def _serve(self, call: Call) -> None:
+    def _serve(self, call: Request) -> None:
         blocks, hits = call.whole(self._block), self.hits
         engine = self._engine_for(blocks)
         self._calls[engine] += 1

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Check. Returns 0, 1 when something is broken or a mutant was not found, 2 for unknown names."""
     if options.list:
-        print("\n".join(f"{world.name:12} {world.about}" for world in WORLDS.values()))
+        print("\n".join(f"{world.name:20} {world.about}" for world in WORLDS.values()))
         print("\nmutants\n" + "\n".join(f"{m.name:22} {m.about} (in {m.world})" for m in MUTANTS))
         return 0
     # The control plane of the checker: the CPU, and calls that end where they were made.

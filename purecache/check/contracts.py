@@ -43,6 +43,7 @@ CONTRACTS = (
     "the laws hold",
     "every number fits into a byte",
     "no prefix is deeper than the prompts",
+    "what a request leaves behind is lent no more",
     "what is out of use stays so until it is taken into use again",
 )
 """Names of the bits of a verdict, lowest first."""
@@ -103,6 +104,8 @@ class Deed(NamedTuple):
     """[] the rank of the pages that the caller handed over."""
     given: jax.Array
     """[pools, pages] these pages, NONE elsewhere."""
+    left: jax.Array
+    """[] how many of the first of them are not the caller's any more if it went well."""
     effects: Transfers
     """All transfers: every field [entries]."""
 
@@ -130,8 +133,8 @@ def verdict_of(traits: Traits, deed: Deed, before: View, after: View, same: Any,
         10: goes_on & _not_recognised(before, after),
         11: wrong,
         12: missing,
-        CONTRACTS.index("what is out of use stays so until it is taken into use again"): (traits.grows == 0)
-        & _came_back(before, after),
+        17: _kept_lent(deed, after),
+        18: (traits.grows == 0) & _came_back(before, after),
     }
     return jnp.stack([flag.astype(jnp.int32) << bit for bit, flag in broken.items()]).sum(dtype=jnp.int32)
 
@@ -208,6 +211,17 @@ def _taken(deed: Deed, before: View, after: View) -> jax.Array:
         here = jnp.arange(before.layout.ranks) == deed.rank
         wrong.append(lent & ~(named[None] & here[:, None]))
     return _any(*wrong)
+
+
+def _kept_lent(deed: Deed, after: View) -> jax.Array:
+    """Whether a page that the caller gave away for good is still lent. An allocator outside frees such pages itself."""
+    wrong = []
+    for pool in range(after.layout.pools):
+        owner = _owner(after, Tier.DEVICE, pool, deed.rank, deed.given[pool])
+        given = (deed.given[pool] >= 0) & (jnp.arange(owner.shape[0]) < deed.left)
+        wrong.append(given & (owner == LENT))
+    done = (deed.status == Status.OK) & ~deed.flawed & (after.state.books[Scalar.EXTERNAL] == 0)
+    return done & _any(*wrong)
 
 
 def _came_back(before: View, after: View) -> jax.Array:

@@ -18,6 +18,8 @@ from purecache.transitions import Status
 
 SOUND, STALE, FOREIGN, TWICE = range(4)
 """Flaws: none; a handle of something that has ended; a page that is not lent; one page given twice."""
+ALL_LEFT = 1 << 20
+"""What `Kind.left` says of events after which the caller has none of its pages any more."""
 FLAWS = ("", "stale", "foreign page", "page given twice")
 
 
@@ -43,7 +45,8 @@ class Kind:
     """(view, parameters, reply) -> [] bool: whether the answer is right."""
     given: Callable[[tuple[Any, ...]], tuple[Any, tuple[jax.Array, ...]]] | None = None
     """arguments -> rank, and per pool the lent pages that the caller hands over."""
-
+    left: Callable[[Any], jax.Array | int] | None = None
+    """reply -> how many of the first of these are not the caller's any more if it went well."""
     publishable: Callable[[View, Any], jax.Array] | None = None
     """(view, parameters) -> [] how many pages the end of a transfer may make visible, as they fared."""
 

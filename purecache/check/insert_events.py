@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import purecache.transitions as t
-from purecache.check.events import FOREIGN, SOUND, STALE, TWICE, Kind, table
+from purecache.check.events import ALL_LEFT, FOREIGN, SOUND, STALE, TWICE, Kind, table
 from purecache.check.handles import is_held, prompt_of, receipt_of
 from purecache.check.views import View, lent_number, lent_pages
 from purecache.check.worlds import World
@@ -141,6 +141,7 @@ def _checkpoint(world: World) -> Kind:
         t.checkpoint,
         _BAD_PAGES + _BAD_RECEIPT,
         given=_given,
+        left=lambda reply: reply.length,
     )
 
 
@@ -162,6 +163,7 @@ def _finish(world: World) -> Kind:
         t.finish,
         _BAD_PAGES + _BAD_RECEIPT,
         given=_given,
+        left=lambda reply: ALL_LEFT,
     )
 
 
@@ -188,4 +190,5 @@ def _abort(world: World) -> Kind:
         t.abort,
         _BAD_RECEIPT,
         given=lambda arguments: (arguments[0], (arguments[1], *arguments[3])),
+        left=lambda reply: ALL_LEFT,
     )

@@ -143,6 +143,7 @@ class Programs:
                 ends=ends,
                 rank=jnp.asarray(rank, jnp.int32),
                 given=jnp.stack(rows),
+                left=jnp.int32(0 if kind.left is None else kind.left(reply)),
                 effects=_joined(effects, entries),
             )
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import purecache.transitions as t
-from purecache.check.events import FOREIGN, SOUND, STALE, TWICE, Kind, table
+from purecache.check.events import ALL_LEFT, FOREIGN, SOUND, STALE, TWICE, Kind, table
 from purecache.check.handles import is_held, live_node, node_handle, node_numbers, prompt_of, receipt_of
 from purecache.check.insert_events import insert_kinds
 from purecache.check.views import View, lent_number, lent_pages
@@ -126,6 +126,7 @@ def _lending(world: World, pool: int) -> list[Kind]:
             functools.partial(t.release, pool=pool) if pool else t.release,
             ((FOREIGN, Status.BAD_PAGE),),
             given=given,
+            left=lambda reply: ALL_LEFT,
         ),
     ]
 

@@ -111,6 +111,8 @@ _LEAST = CacheConfig(
 )
 _PAIR = replace(_LEAST, host_pages=2)
 _DEEP = replace(_PAIR, device_pages=3, max_receipts=2)
+_WINDOW = replace(_LEAST, pools=(PoolSpec("window", Window(1), 1, 1),))
+_RECURRENT = replace(_LEAST, pools=(PoolSpec("state", Checkpoint(), 2, 1),))
 _TWO_PAGES = ((0, 0), (0, 1))
 """Pages of two tokens that begin alike."""
 
@@ -147,16 +149,10 @@ _ALL = (
     ),
     World("ranks", "two ranks, of one device page and one host page each", replace(_LEAST, ranks=2, device_pages=1)),
     World("external", "an allocator outside has the device pages", replace(_LEAST, external_pages=True)),
-    World(
-        "window",
-        "a pool of sliding-window KV: one page of window",
-        replace(_LEAST, pools=(PoolSpec("window", Window(1), 1, 1),)),
-    ),
-    World(
-        "recurrent",
-        "a pool of recurrent states",
-        replace(_LEAST, pools=(PoolSpec("state", Checkpoint(), 2, 1),)),
-    ),
+    World("window", "a pool of sliding-window KV: one page of window", _WINDOW),
+    World("window-storage", "as window, with stores and prefetches of both pools", _WINDOW, storage=True),
+    World("recurrent", "a pool of recurrent states", _RECURRENT),
+    World("recurrent-storage", "as recurrent, with stores and prefetches of both pools", _RECURRENT, storage=True),
     World("deep", "prompts of three pages, three device pages, two receipts, storage", _DEEP, depth=3, storage=True),
     World(
         "deep-back",

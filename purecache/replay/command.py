@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from purecache.replay.digests import code_digest
 from purecache.replay.format import Unusable
 from purecache.replay.player import Player, Report
+from purecache.replay.progress import progress_bar
 from purecache.replay.recording import Recording
 from purecache.replay.shell import Shell
 from purecache.replay.tree import tree_as_text
@@ -63,7 +62,7 @@ def _notes(recording: Recording, quiet: bool) -> None:
 def _work(options: argparse.Namespace, recording: Recording) -> int:
     player = Player(recording)
     if options.at is not None:
-        with _bar(options.at, options.quiet) as progress:
+        with progress_bar(options.at, options.quiet) as progress:
             for _ in range(options.at):
                 player.forward()
                 progress(1)
@@ -74,7 +73,7 @@ def _work(options: argparse.Namespace, recording: Recording) -> int:
         Shell(player).cmdloop()
         return EQUAL
     _compile(player, options.quiet)
-    with _bar(len(recording), options.quiet) as progress:
+    with progress_bar(len(recording), options.quiet) as progress:
         if options.laws:
             found = player.first_violation(options.every, progress)
             where = None if found is None else {"event": found[0], "laws": found[1]}
@@ -91,18 +90,6 @@ def _compile(player: Player, quiet: bool) -> None:
             print(f"compiled {done} of {total}: {name}", file=sys.stderr)
 
     player.compile(told)
-
-
-@contextlib.contextmanager
-def _bar(total: int, quiet: bool) -> Iterator[Callable[[int], object]]:
-    """A progress bar on standard error, if there is tqdm."""
-    try:
-        from tqdm import tqdm  # optional dependency
-    except ImportError:
-        yield lambda count: None
-        return
-    with tqdm(total=total, desc="replay", unit="event", disable=quiet, file=sys.stderr) as bar:
-        yield bar.update
 
 
 def _print(options: argparse.Namespace, text: str, content: dict[str, Any]) -> None:

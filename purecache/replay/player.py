@@ -12,7 +12,7 @@ import numpy as np
 
 from purecache.driver import control_device
 from purecache.programs import Program, ProgramTable
-from purecache.replay.digests import answer_digest, state_digest
+from purecache.replay.digests import NAMES, answer_digest, state_digest
 from purecache.replay.recording import Event, Recording
 from purecache.state import CacheState, as_jax, empty_state
 from purecache.state.laws import violations
@@ -76,6 +76,10 @@ class Player:
     def state(self) -> CacheState:
         """The state here, as NumPy arrays of its own."""
         return jax.tree.unflatten(self._structure, self._copied())
+
+    def array(self, name: str) -> np.ndarray:
+        """A copy of one array of the state here: see `purecache.replay.digests.NAMES`."""
+        return np.array(self._leaves[NAMES.index(name)])
 
     @property
     def event(self) -> Event | None:

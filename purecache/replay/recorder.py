@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
@@ -34,6 +35,8 @@ STATE_BYTES = 4096
 LEAST_EVERY = 1024
 _ENTRY = 1024
 """Bytes that an event takes while it waits, besides its command."""
+
+_numbers = itertools.count()
 
 Current = tuple[list[Any], Any]
 """The leaves of the state, and the answer of the transition that made it."""
@@ -91,6 +94,16 @@ class Recorder:
         self._look: Callable[[], Current] | None = None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def in_folder(cls, folder: str | os.PathLike[str], **options: Any) -> "Recorder":
+        """A recorder with a new file, named by time and process, in `folder`, which is made if it is not there.
+
+        For servers, whose processes each make caches of their own. options: those of `Recorder`. Raises OSError.
+        """
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}-{next(_numbers)}.rec"
+        return cls(os.path.join(folder, name), **options)
 
     def begin(self, config: CacheConfig, smallest: int, look: Callable[[], Current]) -> None:
         """Begin with a new cache, whose state `look` returns. For the driver. Raises ValueError if used twice."""

@@ -122,6 +122,14 @@ class Workload:
         tokens, space = self.prompt(process)
         match = process.call("match" if self.fate.coin() else "peek", tokens, **space)
         process.check_match("match", space["rank"] or 0, match, process.prints(space["namespace"]).of(tokens))
+        if self.fate.coin(0.1):
+            self._match_many(process, space)
+
+    def _match_many(self, process: Process, space: dict[str, Any]) -> None:
+        prompts = [self.prompt(process)[0] for _ in range(1 + self.fate.below(4))]
+        for tokens, match in zip(prompts, process.call("match_many", prompts, **space), strict=True):
+            words = process.prints(space["namespace"]).of(tokens)
+            process.check_match("match_many", space["rank"] or 0, match, words)
 
     # ---- the cache -----------------------------------------------------------------------------------------------
 

@@ -224,6 +224,15 @@ class StorageTier:
         """Stores and prefetches that have not ended, stores that wait for a staging buffer, objects to be deleted."""
         return self._writer.in_flight + self._reader.in_flight + len(self._waiting) + self._eraser.in_flight
 
+    @property
+    def under_way(self) -> dict[str, int]:
+        """What `in_flight` counts, by what it is."""
+        return {
+            "stores": self._writer.in_flight,
+            "prefetches": self._reader.in_flight,
+            "stores_waiting": len(self._waiting),
+        }
+
     def counters(self) -> dict[str, int]:
         """Totals of prefetches and deletions, and those of the guard (see `Guard.stats`)."""
         return self._counts | self._eraser.counts | self.guard.stats()

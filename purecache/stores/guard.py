@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from purecache.stores import envelope
+from purecache.stores.batches import Batches, BatchSizes
 from purecache.stores.breaker import Breaker
 from purecache.stores.interface import Fetch, Presence, Store
 
@@ -94,6 +95,8 @@ class _Call:
     deadline: float
     probe: bool
     late: bool = False
+    began: float = 0.0
+    """When a worker took it."""
 
 
 @dataclass(slots=True)
@@ -131,6 +134,7 @@ class Guard:
         self.breaker = breaker or Breaker(failures=5, cooldown=2.0, clock=clock)
         self._store, self._workers, self._queue, self._timeout, self._clock = store, workers, queue, timeout, clock
         self._counters = {kind: Counters() for kind in Kind}
+        self._batches = {kind: Batches() for kind in Kind}
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._news = threading.Condition(self._lock)
@@ -215,6 +219,12 @@ class Guard:
             state = {"breaker_openings": self.breaker.openings, "breaker_open": int(self.breaker.is_open)}
             return numbers | state | {"stuck_threads": self._stuck, "unreported": len(self._unreported)}
 
+    def batches(self) -> dict[Kind, BatchSizes]:
+        """Sizes and speeds of the calls that a worker has carried out in time. For any thread."""
+        self._check_process()
+        with self._lock:
+            return {kind: batches.now() for kind, batches in self._batches.items()}
+
     def close(self, seconds: float = 5.0) -> bool:
         """Accept nothing more, drop what no worker has begun, and close the store once no call is in it.
 
@@ -283,6 +293,7 @@ class Guard:
     def _begin(self) -> _Call:
         """Take the oldest call that waits, under the lock."""
         call = self._waiting.popleft()
+        call.began = self._clock()
         self._running.append(call)
         return call
 
@@ -307,7 +318,10 @@ class Guard:
         if call.late:  # counted and judged when it became late
             self._done.append(_done(call.request, _failures(call.request), finished=True))
         else:
+            before = counters.bytes
             self._report(call, outcome.answers, finished=True)
+            moved, seconds = counters.bytes - before, self._clock() - call.began
+            self._batches[call.request.kind].add(len(call.request.keys), moved, seconds)
             self._judge(call, outcome.reachable)
 
     def _report(self, call: _Call, answers: list[Any], finished: bool) -> None:

@@ -15,6 +15,7 @@ from sglang_worlds import FakeWorld, InitParams, world_of
 from purecache.adapters import sglang
 from purecache.adapters.build import ArgumentsError, UnsupportedError
 from purecache.adapters.sglang import SglangCache
+from purecache.replay import Player, Recording
 from purecache.state import ConfigError
 
 INSTALLED = all(importlib.util.find_spec(name) is not None for name in ("torch", "sglang"))
@@ -385,6 +386,17 @@ def test_build(fake, registry):
         engine.run(list(range(9)))
         assert engine.length(list(range(9))) == 8
     assert cache.cache.config.device_pages == 17
+
+
+def test_a_server_records_its_cache(fake, registry, tmp_path):
+    folder = tmp_path / "recordings"
+    cache = sglang.build(context(), sglang.Options(warm=0, record=str(folder)))
+    Engine(fake, cache).run(list(range(9)))
+    cache.cache._driver._record.close()
+    (file,) = folder.iterdir()
+    report = Player(Recording(file)).verify()
+    assert report.difference is None
+    assert report.events > 3
 
 
 def test_build_compiles_what_requests_need(fake, registry):

@@ -155,9 +155,20 @@ def test_other_caches_are_not_asked(fakes):
 
 def test_our_arguments_are_taken_and_the_servers_are_left():
     options, rest = parse(
-        ["--model-path", "m", "--purecache-store", "memory:", "--port", "1", "--purecache-warm", "64"]
+        [
+            "--model-path",
+            "m",
+            "--purecache-store",
+            "memory:",
+            "--port",
+            "1",
+            "--purecache-warm",
+            "64",
+            "--purecache-record",
+            "kept",
+        ]
     )
-    assert options == Options(store="memory:", warm=64)
+    assert options == Options(store="memory:", warm=64, record="kept")
     assert rest == ["--model-path", "m", "--port", "1"]
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from support import new_cache
 
 from purecache.answers import Refusal
-from purecache.capacity import MODELS, Accelerator, Call, Fleet, ModelShape, Routing, break_even, generated, mooncake
+from purecache.capacity import MODELS, Accelerator, Fleet, ModelShape, Routing, break_even
 from purecache.cli import main
 from purecache.state import CacheConfig
+from purecache.workloads import Request, generated, mooncake
 
 PAGE, DEVICE, HOST = 4, 12, 30
 TRACES = Path(os.environ.get("PURECACHE_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
@@ -76,7 +77,7 @@ def test_one_engine_of_the_model_finds_what_the_real_cache_finds(seed):
         path = source.integers(0, 2, source.integers(1, 9)).tolist()
         blocks = [names.setdefault(tuple(path[: end + 1]), len(names)) for end in range(len(path))]
         before = fleet.hits.device, fleet.hits.host
-        fleet.run([Call(len(path) * PAGE, tuple(blocks))])
+        fleet.run([Request(len(path) * PAGE, tuple(blocks))])
         found = served(cache, np.repeat(np.array(path, np.int32), PAGE))
         assert found == (fleet.hits.device - before[0], fleet.hits.host - before[1])
     assert min(fleet.hits.device, fleet.hits.host, fleet.hits.computed) > 100
@@ -105,7 +106,7 @@ def test_routing_by_prefix_keeps_more_but_stays_even():
 
 def test_partly_filled_blocks_are_computed():
     fleet = Fleet(1, None, 0, 0, block=10)
-    hits = fleet.run([Call(25, (1, 2, 3)), Call(25, (1, 2, 3))])
+    hits = fleet.run([Request(25, (1, 2, 3)), Request(25, (1, 2, 3))])
     assert (hits.device, hits.computed, hits.tokens) == (20, 30, 50)
 
 
@@ -114,7 +115,7 @@ def test_mistakes_are_told(tmp_path, capsys):
         Fleet(0, 1, 1, 1)
     path = tmp_path / "trace.jsonl"
     path.write_text('{"input_length": 5, "hash_ids": [1]}\n{"input_length": 5}\n')
-    with pytest.raises(ValueError, match="line 2: not a call"):
+    with pytest.raises(ValueError, match="line 2: not a request"):
         list(mooncake(path))
     assert main(["capacity", "fleet", str(path)]) == 2
     assert "line 2" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Replay of recorded workloads through a cache: `purecache trace`. docs/sizing.md."""

@@ -67,6 +67,8 @@ class Commands:
 
     def ticked(self, cache: PrefixCache) -> None:
         """Carry out commands that wait, and the next part of those under way. What they raise goes to who asked."""
+        if not (self._waiting or self._running):
+            return
         for _ in range(len(self._running)):
             self._go_on(*self._running.popleft())
         for _ in range(PER_TICK):

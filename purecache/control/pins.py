@@ -146,6 +146,8 @@ class Pins:
 
     def ticked(self, cache: PrefixCache) -> None:
         """End the pins whose lease is over."""
+        if not self._leases:
+            return
         now = self._clock()
         for name in [name for name, lease in self._leases.items() if lease.ends <= now]:
             self._end(name)

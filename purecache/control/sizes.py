@@ -40,6 +40,8 @@ class Sizes:
 
     def ticked(self, cache: PrefixCache) -> None:
         """Go on."""
+        if not self._wanted:
+            return
         for key, pages in list(self._wanted.items()):
             name, rank, pool = key
             reached = cache.resize(**{name: pages}, rank=rank, pool=pool, most=PER_TICK)

@@ -10,11 +10,13 @@ from purecache.driver import Driver, Record
 from purecache.effects import AgreedPlane, Interpreter, Planes
 from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import LANES, of_pool
+from purecache.forgetting import Forgetting, Forgotten
 from purecache.inputs import Inputs, Tokens, Values
 from purecache.namespaces import Namespace
 from purecache.observers import Observer, Observers
 from purecache.programs import SMALLEST
 from purecache.replies import Replies
+from purecache.resizing import Resized, Resizing
 from purecache.snapshots import Snapshot
 from purecache.snapshots.taking import snapshot_of
 from purecache.state import NONE, CacheConfig, CacheState
@@ -54,6 +56,8 @@ class PrefixCache:
         self._inputs = Inputs(config, self._programs)
         self._replies = Replies(config)
         self._observers = Observers()
+        self._resizing = Resizing(config, self._driver)
+        self._forgetting = Forgetting(config, self._driver, self._inputs)
 
     # ---- prompts -------------------------------------------------------------------------------------------------
 
@@ -334,6 +338,46 @@ class PrefixCache:
             self._driver.tally.forget()
             if self._driver.storage is not None:
                 self._driver.storage.reset()
+
+    def resize(
+        self,
+        *,
+        device_pages: int | None = None,
+        host_pages: int | None = None,
+        rank: int | None = None,
+        pool: str = ANCHOR,
+        most: int | None = None,
+    ) -> Resized:
+        """Use so many pages of a rank (default: of each), at most those of the configuration; returns what is in use.
+
+        A tier gets smaller by evicting what is not held, as `evict` and `evict_host` do; copies on host of pages that
+        are on device go last. What is locked, lent or in flight stays: call it again to go on. `most`: pages per tier
+        and rank that change hands in this call. The memory of a device pool, and of host pages that are slots of one
+        array, stays allocated; host pages of the form "arrays" give theirs back. Raises CacheError for sizes out of
+        range, and for device pages of an allocator outside the cache.
+        """
+        wanted = {Tier.DEVICE: device_pages, Tier.HOST: host_pages}
+        asked = {tier: pages for tier, pages in wanted.items() if pages is not None}
+        return self._resizing.resize(asked, rank, pool, most)
+
+    def forget(
+        self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0, keep: int | None = None
+    ) -> Forgotten:
+        """Delete a prompt with everything that goes on from it; of its own pages those that no other prompt shares.
+
+        keep: delete the pages behind so many tokens of it, shared or not, with everything that goes on from them. What
+        a request holds, or is in flight, stays and is counted: call it again to go on. An attached store is asked to
+        delete the same pages, and those of the prompt itself that only it has; other caches may write them again.
+        """
+        return self._forgetting.forget(tokens, namespace, rank, keep)
+
+    def forget_namespace(self, namespace: Namespace) -> Forgotten:
+        """Delete every prompt of a namespace, in all ranks, as `forget` does.
+
+        Storage has pages by content, so that only those are deleted there that the tree knows. In a tree of bigrams,
+        prompts that were used long ago (see `purecache.inputs.ORIGINS`) are not found.
+        """
+        return self._forgetting.forget_namespace(namespace)
 
     # ---- what there is -------------------------------------------------------------------------------------------
 

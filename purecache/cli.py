@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "check": ("purecache.check.command", "explore every state of small caches"),
     "demo": ("purecache.demo.command", "serve real conversations with a small language model"),
     "simulate": ("purecache.simulate.command", "run caches under seeded faults and check every byte that they serve"),
+    "inspect": ("purecache.inspect.command", "look into a snapshot, or into the cache of a running process"),
     "doctor": ("purecache.doctor.command", "check this machine and measure how fast pages move on it"),
     "report": ("purecache.report.command", "one page to look at, of a run, a trace or a recording"),
     "replay": ("purecache.replay.command", "repeat a recording of a cache, compare it, look into it"),

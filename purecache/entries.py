@@ -106,10 +106,26 @@ TABLE: dict[str, Entry] = {
         warmed=False,
     ),
     "advance": Entry(t.advance, lambda layout, size: (_ONE,), sized=False, warmed=False),
+    "forget": Entry(t.forget, lambda layout, size: (_prompt(layout, size), _ONE), warmed=False),
+    "forget_namespace": Entry(t.forget_namespace, lambda layout, size: (_vector(4), _ONE), sized=False, warmed=False),
+    **{
+        name: Entry(getattr(t, name), lambda layout, size: (_ONE, _ONE), takes_size=True, warmed=False)
+        for name in ("shrink_device", "shrink_host", "grow_device", "grow_host")
+    },
     "reset": Entry(t.reset, lambda layout, size: (), sized=False, small=False),
 }
 
-_BEGUN_BY_POOL = ("allocate", "release", "evict_device", "evict_host", "begin_prefetch")
+_BEGUN_BY_POOL = (
+    "allocate",
+    "release",
+    "evict_device",
+    "evict_host",
+    "shrink_device",
+    "shrink_host",
+    "grow_device",
+    "grow_host",
+    "begin_prefetch",
+)
 """Transitions of `TABLE` that there are for every pool."""
 _OF_POOLS: dict[str, Entry] = {
     "fork": Entry(t.fork, lambda layout, size: (_NODE,), sized=False),

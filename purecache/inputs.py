@@ -1,6 +1,6 @@
 """From what callers pass to what programs take: checked int32 arrays, and the size of the program for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +37,10 @@ class Inputs:
     def origin_of(self, digest: bytes) -> tuple[Namespace, int | None] | None:
         """Namespace and first token (in a tree of bigrams) that a digest was made from, if it was seen lately."""
         return self._origins.get(digest)
+
+    def origins(self) -> Iterator[tuple[bytes, tuple[Namespace, int | None]]]:
+        """Every digest that `origin_of` knows, with what it was made from."""
+        return iter(list(self._origins.items()))
 
     def prompt(self, tokens: Tokens, namespace: Namespace, rank: int | None) -> tuple[int, Pieces]:
         """Size of the program for a prompt, and a `Prompt`. Raises CacheError for an unknown rank."""

@@ -144,6 +144,11 @@ class Compared(RuleBasedStateMachine):
         assert got.node.number == self.number(tip)
         return tip
 
+    def by_host_page(self, rank):
+        """Nodes that host has, in the order of their pages there."""
+        column, tree = np.array(self.cache.state.nodes)[Column.HOST_PAGE], tree_of(self.cache.state, NAMES)
+        return sorted((p for p, n in tree.items() if p[0] == rank and column[n] >= 0), key=lambda p: column[tree[p]])
+
     @invariant()
     def same_as_oracle(self):
         assert self.cache.violations() == []
@@ -164,6 +169,7 @@ class Compared(RuleBasedStateMachine):
         for rank in range(config.ranks):
             for tier in (Tier.DEVICE, Tier.HOST):
                 assert self.cache.pages(Account.FREE, tier, rank) == self.oracle.free(tier, rank)
+                assert self.cache.pages(Account.WITHHELD, tier, rank) == self.oracle.withheld[tier][rank]
             assert self.cache.evictable_pages(rank) == self.oracle.evictable(rank)
             assert self.cache.lent_pages(rank) == self.oracle.lent[rank]
 
@@ -173,6 +179,7 @@ class Compared(RuleBasedStateMachine):
             return
         for receipt in list(self.oracle.receipts):
             self.cache.unlock(receipt)
+        self.cache.resize(device_pages=self.config.device_pages, host_pages=self.config.host_pages)
         self.cache.drain()
         for rank in range(self.config.ranks):
             owners = np.array(self.cache.state.shelves[1])

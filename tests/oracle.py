@@ -313,6 +313,69 @@ class Oracle(Tree):
         self.lent[rank] += number
         return True
 
+    def resize(self, tier, pages, rank, copies=()):
+        """`copies`: nodes on host in the order in which copies of pages on device go."""
+        change = pages - (self.capacity[tier] - self.withheld[tier][rank])
+        if change > 0:
+            self.withheld[tier][rank] -= change
+            return
+        short = -change - self.free(tier, rank)
+        if tier == DEVICE:
+            self.evict(short, rank)
+        else:
+            self.evict_host(short, rank)
+            for path in copies:
+                node = self.nodes.get(path)
+                spare = node is not None and node.has[DEVICE] and not node.incoming and not self.locked(path, HOST)
+                if spare and self.free(HOST, rank) < -change:
+                    node.has[HOST] = False
+        self.withheld[tier][rank] += min(-change, self.free(tier, rank))
+
+    def forget(self, path, keep=None):
+        known = [p for p in self.prefixes(path) if p in self.nodes]
+        if keep is None:
+            whole = known and (len(known) == len(path) - 1 or not self.children(known[-1]))
+            top = known[-1] if whole else None
+        else:
+            top = known[keep] if keep < len(known) else None
+        if top is None:
+            return [0, 0, 0]
+        tally, above = self.sweep(top), top[:-1]
+        while keep is None and len(above) > 1 and self.goes_alone(above):
+            self.drop(above, tally)
+            above = above[:-1]
+        if len(above) > 1:
+            self.freed(above)
+        return tally
+
+    def goes_alone(self, path):
+        node = self.nodes[path]
+        held = self.locked(path, DEVICE) or self.locked(path, HOST)
+        return not self.children(path) and node.incoming is None and not held
+
+    def sweep(self, top):
+        tally = [0, 0, 0]
+        for path in sorted(self.below(top), key=len, reverse=True):
+            self.drop(path, tally)
+        return tally
+
+    def drop(self, path, tally):
+        """Take away what a node has, unless a request holds it; what goes and what stays is counted."""
+        node = self.nodes[path]
+        if not self.locked(path, DEVICE):
+            tally[0] += node.has[DEVICE]
+            node.has[DEVICE], node.age[DEVICE] = False, None
+            if node.incoming is None:
+                tally[1] += node.has[HOST]
+                node.has[HOST] = False
+        tally[2] += any(node.has) or node.incoming is not None
+        if not (any(node.has) or node.incoming or node.receipts or node.loads or self.children(path)):
+            del self.nodes[path]
+
+    def forget_namespace(self, namespace):
+        tops = [path for path in self.nodes if len(path) == 2 and path[1][0][0] == namespace]
+        return [sum(each) for each in zip([0, 0, 0], *map(self.sweep, tops), strict=True)]
+
     def reset(self):
         self.nodes.clear()
         self.uses.clear()

@@ -50,6 +50,7 @@ class Tree:
         self.time = 0
         self.uses = {}
         """Of every prefix, since the last reset: what a sketch that is large enough remembers."""
+        self.withheld = [[0] * config.ranks for _ in self.capacity]
 
     # ---- what there is ----
 
@@ -66,7 +67,8 @@ class Tree:
 
     def free(self, tier, rank):
         held = sum(node.has[tier] + self.reserved(node, tier) for path, node in self.nodes.items() if path[0] == rank)
-        return self.capacity[tier] - held - (self.lent[rank] if tier == DEVICE else 0)
+        out = self.withheld[tier][rank] + (self.lent[rank] if tier == DEVICE else 0)
+        return self.capacity[tier] - held - out
 
     def reserved(self, node, tier):
         kind = TransferKind.LOAD_BACK if tier == DEVICE else TransferKind.BACKUP

@@ -6,6 +6,7 @@ from comparison import FAILURES, PROMPTS, SPACES, Compared
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, consumes, multiple, rule
+from oracle_tree import DEVICE, HOST
 from support import settle, write_pages
 
 from purecache.answers import CacheError, Load
@@ -222,6 +223,25 @@ class AgainstOracle(Compared):
             if len(device) <= max(1, len(path) - levels) or not self.oracle.evictable(path[0]):
                 break
             assert self.cache.evict(1, rank=path[0]) == self.oracle.evict(1, path[0])
+
+    @rule(tier=st.sampled_from([DEVICE, HOST]), share=st.integers(1, 8), rank=st.integers(0, 1))
+    def resize(self, tier, share, rank):
+        assume(rank < self.config.ranks)
+        pages = max(self.oracle.capacity[tier] * share // 8, 1 - tier)
+        self.oracle.resize(tier, pages, rank, self.by_host_page(rank))
+        got = self.cache.resize(**{("device_pages", "host_pages")[tier]: pages}, rank=rank)
+        assert got == tuple(self.oracle.capacity[each] - self.oracle.withheld[each][rank] for each in (DEVICE, HOST))
+
+    @rule(pages=PAGES, space=SPACE, keep=st.sampled_from([None, None, 0, 1, 2, 5]))
+    def forget(self, pages, space, keep):
+        path, keywords = self.path(pages, space)
+        tokens = None if keep is None else keep * self.config.page_size
+        assert list(self.cache.forget(self.tokens(path), keep=tokens, **keywords)) == self.oracle.forget(path, keep)
+
+    @rule(space=SPACE, chance=st.integers(0, 4))
+    def forget_namespace(self, space, chance):
+        assume(not chance)
+        assert list(self.cache.forget_namespace(space[0])) == self.oracle.forget_namespace(space[0])
 
     @rule(kinds=st.sets(st.sampled_from(TransferKind)), failure=st.sampled_from(["none", *sorted(FAILURES)]))
     def weather(self, kinds, failure):

@@ -15,6 +15,7 @@ from purecache.state.layout import (
     PAGES,
     RESERVED,
     TIERS,
+    WITHHELD,
     Column,
     Ledger,
     Scalar,
@@ -43,6 +44,7 @@ CONTRACTS = (
     "every number fits into a byte",
     "no prefix is deeper than the prompts",
     "what a request leaves behind is lent no more",
+    "what is out of use stays so until it is taken into use again",
 )
 """Names of the bits of a verdict, lowest first."""
 
@@ -65,6 +67,8 @@ class Traits(NamedTuple):
     """[] bool: whether pages may leave the device."""
     forgets: Any
     """[] bool: whether it is a reset, after which nothing goes on."""
+    grows: Any
+    """[] bool: whether pages that are out of use may come back."""
 
 
 def traits_of(name: str) -> Traits:
@@ -74,8 +78,9 @@ def traits_of(name: str) -> Traits:
     inserts = base in ("insert", "checkpoint", "finish")
     device = EVERY_POOL if inserts else pool if base == "finish_load_back" else NONE
     host = pool if base in ("finish_backup", "finish_prefetch") else NONE
-    empties = base in ("allocate", "evict_device", "begin_load_back", "fork", "reset")
-    return Traits(*(np.int32(each) for each in (device, host, base.startswith("finish_"), empties, base == "reset")))
+    leaving = ("allocate", "evict_device", "shrink_device", "begin_load_back", "fork", "forget", "forget_namespace")
+    flags = (base.startswith("finish_"), base in (*leaving, "reset"), base == "reset", base.startswith("grow_"))
+    return Traits(*(np.int32(each) for each in (device, host, *flags)))
 
 
 class Deed(NamedTuple):
@@ -129,6 +134,7 @@ def verdict_of(traits: Traits, deed: Deed, before: View, after: View, same: Any,
         11: wrong,
         12: missing,
         17: _kept_lent(deed, after),
+        18: (traits.grows == 0) & _came_back(before, after),
     }
     return jnp.stack([flag.astype(jnp.int32) << bit for bit, flag in broken.items()]).sum(dtype=jnp.int32)
 
@@ -216,6 +222,12 @@ def _kept_lent(deed: Deed, after: View) -> jax.Array:
         wrong.append(given & (owner == LENT))
     done = (deed.status == Status.OK) & ~deed.flawed & (after.state.books[Scalar.EXTERNAL] == 0)
     return done & _any(*wrong)
+
+
+def _came_back(before: View, after: View) -> jax.Array:
+    pools = range(before.layout.pools)
+    shelves = [(before.shelf(tier, pool), after.shelf(tier, pool)) for tier in TIERS for pool in pools]
+    return _any(*((was == WITHHELD) & (now != WITHHELD) for was, now in shelves))
 
 
 def _columns(view: View, tier: Tier) -> list[jax.Array]:

@@ -17,11 +17,14 @@ ROUNDS = 2
 
 
 def drained(world: World, state: CacheState) -> CacheState:
-    """The state after all operations failed, all receipts came back, all pages were released and evicted."""
+    """The state after all operations failed, all receipts came back, all pages were released, taken into use and
+    evicted."""
     layout = world.config.layout
     state = lax.fori_loop(0, layout.max_receipts, _unlock, state)
     for pool in range(layout.pools):
         state = lax.fori_loop(0, layout.ranks, lambda rank, state, pool=pool: _release(state, rank, pool), state)
+        if world.control:
+            state = lax.fori_loop(0, layout.ranks, lambda rank, state, pool=pool: _grow(state, rank, pool), state)
 
     def again(_: jax.Array, state: CacheState) -> CacheState:
         state = lax.fori_loop(0, layout.max_operations, lambda number, state: _fail(world, state, number), state)
@@ -54,6 +57,13 @@ def _release(state: CacheState, rank: jax.Array, pool: int) -> CacheState:
     owners = lax.dynamic_slice(state.shelves, (Shelf.OWNERS, start + rank * size), (1, size))[0]
     pages = jnp.where(owners == LENT, jnp.arange(size), NONE)
     return (t.release(state, rank, pages, pool) if pool else t.release(state, rank, pages)).state
+
+
+def _grow(state: CacheState, rank: jax.Array, pool: int) -> CacheState:
+    for tier, grow in zip(TIERS, (t.grow_device, t.grow_host), strict=True):
+        if capacity := state.layout.capacity(tier, pool):
+            state = grow(state, rank, jnp.int32(capacity), capacity, pool).state
+    return state
 
 
 def _fail(world: World, state: CacheState, number: jax.Array) -> CacheState:

@@ -37,12 +37,14 @@ def fingerprints(view: View, depth: int, exact: bool) -> tuple[jax.Array, jax.Ar
     total += _sum(_nodes(view, names, operations), view.live)
     receipts = view.state.ledger[Ledger.RECEIPT_NODE, : view.layout.max_receipts]
     total += _sum(mix(names[receipts], lift(jnp.full(len(receipts), 13))), receipts != NONE)
-    lent = [
-        view.state.account(Account.LENT, Tier.DEVICE, rank, pool)
+    outside = [(Account.LENT, Tier.DEVICE), *((Account.WITHHELD, tier) for tier in TIERS)]
+    numbers = [
+        view.state.account(account, tier, rank, pool)
+        for account, tier in outside
         for rank in range(view.layout.ranks)
         for pool in range(view.layout.pools)
     ]
-    total = chain(total, *lent, view.state.books[Scalar.TIME])
+    total = chain(total, *numbers, view.state.books[Scalar.TIME])
     total = mix(total, _exact_parts(view)) if exact else total
     return mix(total, _orders(view, names)), total
 

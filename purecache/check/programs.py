@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from purecache.check.contracts import Deed, Traits, bit_of, traits_of, verdict_of
+from purecache.check.control_events import control_kinds
 from purecache.check.drain import drained, is_empty
 from purecache.check.events import Kind
 from purecache.check.fingerprints import fingerprints
@@ -58,7 +59,7 @@ class Programs:
 
     def __init__(self, world: World) -> None:
         self.world, self.packing = world, Packing(world)
-        self.kinds = [*request_kinds(world), *transfer_kinds(world)]
+        self.kinds = [*request_kinds(world), *transfer_kinds(world), *control_kinds(world)]
         self.settings = jnp.asarray(self.packing.settings)
         # A step of one pool names at most all pages of a prompt; an eviction for room, those of the device.
         self._entries = world.config.layout.pools * 2 * (world.size + 1)

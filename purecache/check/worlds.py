@@ -18,8 +18,9 @@ class World:
 
     contents: the pages that prompts are made of. depth: most pages of a prompt. namespaces: how many there are, each
     with all prompts, in every rank. priorities: those that requests have. times: how many there are, the first is 0.
-    storage: whether pages are stored and prefetched. one_bucket: let all pages collide in the hash table.
-    exact: tell states apart that differ in node ids.
+    storage: whether pages are stored and prefetched. control: whether tiers are made smaller and larger, and prompts
+    are forgotten. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node
+    ids.
     """
 
     name: str
@@ -31,6 +32,7 @@ class World:
     priorities: tuple[int, ...] = (0,)
     times: int = 1
     storage: bool = False
+    control: bool = False
     one_bucket: bool = False
     exact: bool = False
 
@@ -136,6 +138,20 @@ _ALL = (
     ),
     World("exact", "as least, telling states apart that differ in node ids", _LEAST, exact=True),
     World("storage", "as least, with stores and prefetches", _LEAST, storage=True),
+    World("control", "as least, with tiers made smaller and larger, and prompts forgotten", _LEAST, control=True),
+    World(
+        "control-storage",
+        "as control, with stores and prefetches, evicted first in, first out",
+        replace(_LEAST, policy="fifo"),
+        storage=True,
+        control=True,
+    ),
+    World(
+        "control-window",
+        "as control, with a pool of sliding-window KV",
+        replace(_LEAST, pools=(PoolSpec("window", Window(1), 1, 1),)),
+        control=True,
+    ),
     World("pair", "two pages on device, two on host", _PAIR),
     World("pair-back", "as pair, copied to host when evicted", replace(_PAIR, write="write_back")),
     World(

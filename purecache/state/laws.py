@@ -21,6 +21,7 @@ from purecache.state.layout import (
     NONE,
     RESERVED,
     TIERS,
+    WITHHELD,
     Account,
     Column,
     Ledger,
@@ -164,9 +165,9 @@ def _shelf_laws(
     wrong = sum(
         xp.abs(accounts[a] - n.total(mask & here) - reserved.get(a, 0)) for a, mask in zip(names, held, strict=True)
     )
-    wrong += xp.abs(accounts[Account.LENT] - n.total(owners == LENT)) + xp.abs(
-        accounts[Account.FREE] - n.total(owners == FREE)
-    )
+    marks = {Account.FREE: FREE, Account.LENT: LENT, Account.WITHHELD: WITHHELD}
+    for account, mark in marks.items():
+        wrong += xp.abs(accounts[account] - n.total(owners == mark))
     if size == 0:
         return {f"accounts are true {where}": wrong}
     pages = xp.arange(size)

@@ -13,7 +13,9 @@ FREE = -1
 """Owner of a page that lies on a free-list."""
 LENT = -2
 """Owner of a device page that a request holds outside the tree."""
-RESERVED = -3
+WITHHELD = -3
+"""Owner of a page that is out of use, since its tier was made smaller."""
+RESERVED = -4
 """Owner of a host page that prefetch 0 waits for; those of operation n have the owner RESERVED - n."""
 
 SKETCH_ROWS = 4
@@ -97,7 +99,7 @@ class Shelf(enum.IntEnum):
     FREE_PAGES = 0
     """A stack of free page ids per tier, pool and rank."""
     OWNERS = 1
-    """Per page: the node that owns it, or FREE, or LENT."""
+    """Per page: the node that owns it, or FREE, LENT, WITHHELD or what RESERVED says."""
 
 
 class Account(enum.IntEnum):
@@ -108,6 +110,8 @@ class Account(enum.IntEnum):
     PROTECTED = 2
     IN_FLIGHT = 3
     LENT = 4
+    WITHHELD = 5
+    """Out of use: the tier was made smaller."""
 
 
 class Stored(enum.IntEnum):

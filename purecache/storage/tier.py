@@ -3,7 +3,8 @@
 import itertools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from purecache.effects.interrupts import DeferredInterrupts
 from purecache.entries import of_pool
 from purecache.inputs import Tokens, as_int32
 from purecache.namespaces import Namespace
+from purecache.storage.erasing import Eraser, gone
 from purecache.storage.keytable import KeyTable
 from purecache.storage.options import StorageOptions
 from purecache.storage.pool_pages import Namings, stored_pools
@@ -89,6 +91,7 @@ class StorageTier:
         self.guard = store
         self._keys = KeyTable(config, inputs.origin_of)
         numbers = itertools.count()
+        self._eraser = Eraser(self.guard, lambda: next(numbers))
         self._writer = Writer(self._pools, self.guard, self._end_store, lambda: next(numbers))
         patience = 2 * options.call_timeout
         hooks = self._reserve, self._end_prefetch, lambda: next(numbers)
@@ -206,9 +209,11 @@ class StorageTier:
         """Take answers of the store and go on with everything. Never blocks, never raises for what a store does."""
         with DeferredInterrupts():  # an answer that is taken must be dealt with
             for done in self.guard.poll():
-                if not self._writer.done(done):
+                if not (self._writer.done(done) or self._eraser.done(done)):
                     self._reader.done(done)
             self._writer.poll()
+            if self._eraser.in_flight:
+                self._eraser.poll(self._writer.names())
             self._reader.poll()
             while self._waiting and any(pages.free for pages in self._pools.values()):
                 if not self.store(self._waiting.pop(next(iter(self._waiting)))):
@@ -216,8 +221,8 @@ class StorageTier:
 
     @property
     def in_flight(self) -> int:
-        """Stores and prefetches that have not ended, and stores that wait for a staging buffer."""
-        return self._writer.in_flight + self._reader.in_flight + len(self._waiting)
+        """Stores and prefetches that have not ended, stores that wait for a staging buffer, objects to be deleted."""
+        return self._writer.in_flight + self._reader.in_flight + len(self._waiting) + self._eraser.in_flight
 
     @property
     def under_way(self) -> dict[str, int]:
@@ -229,8 +234,8 @@ class StorageTier:
         }
 
     def counters(self) -> dict[str, int]:
-        """Totals of prefetches, and those of the guard (see `Guard.stats`)."""
-        return self._counts | self.guard.stats()
+        """Totals of prefetches and deletions, and those of the guard (see `Guard.stats`)."""
+        return self._counts | self._eraser.counts | self.guard.stats()
 
     def flush(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds until nothing is under way; whether that is so. For shutdown and tests."""
@@ -272,6 +277,29 @@ class StorageTier:
         self._writer.forget()
         self._reader.forget()
         self._waiting.clear()
+
+    # ---- deleting ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def forgetting(self, tokens: np.ndarray, namespace: Namespace, first: int) -> Iterator[None]:
+        """Delete from the store what the cache forgets meanwhile, and the pages of `tokens` from page `first` on.
+
+        Prefetches of the namespace are given up first, so that they don't bring back what is forgotten.
+        """
+        seed, width = seed_of(namespace), self._config.page_size
+        for prefetch in list(self._reader.open):
+            origin = self._inputs.origin_of(np.asarray(prefetch.prompt[2]).tobytes())
+            if origin is None or origin[0] == namespace:
+                self.abort(prefetch)
+        nodes, content = (np.array(view) for view in self._driver.views())
+        yield
+        after = np.array(self._driver.views()[0])
+        lost = [self._keys.keys_of(nodes, content, [node]) for node in gone(self._layout, nodes, after)]
+        keys = {key for each in lost if each is not None for key in each}
+        keys.update(page_keys(tokens.copy().view(np.uint32), width, seed, self._config.bigrams)[first:])
+        self._eraser.erase(
+            name for key in sorted(keys) for pages in self._pools.values() for name in pages.objects(key)
+        )
 
     # ---- hooks of the two machines -------------------------------------------------------------------------------
 

@@ -42,6 +42,10 @@ class Writer:
         """Operations under way."""
         return len(self._failed) + len(self._reading) + len(self._writing)
 
+    def names(self) -> set[str]:
+        """The objects that are being written."""
+        return {name for write in [*self._reading, *self._writing.values()] for name in write.names}
+
     def start(self, transfer: Transfer, names: list[tuple[str, ...]] | None) -> None:
         """Begin with one operation: the objects of each of its pages, or None for names that nobody can make."""
         pool = self._pools[transfer.pool]

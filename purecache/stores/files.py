@@ -30,6 +30,8 @@ from purecache.stores.files_quota import (
 from purecache.stores.interface import Fetch, Presence, Store
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+RESIZE_SECONDS = 1.0
+"""How long `resize` removes files."""
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -104,6 +106,14 @@ class FileStore(Store):
                 self._forget(key)
             elif is_temporary(entry.name):
                 unlink(entry.path)
+
+    def resize(self, capacity_bytes: int) -> bool:
+        """See `Store.resize`: for this process; what is too much goes within a second, the rest with the next writes.
+
+        Raises ValueError for a capacity below 1.
+        """
+        self._quota.resize(capacity_bytes, time.monotonic() + RESIZE_SECONDS)
+        return True
 
     def stats(self) -> dict[str, int]:
         """`objects`, `bytes`, `capacity`, `evictions`; found at the start: `bad_files`, and `swept_files` (removed)."""

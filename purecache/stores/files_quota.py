@@ -121,6 +121,18 @@ class FileQuota:
         self.release(size)
         return False
 
+    def resize(self, capacity: int, deadline: float) -> None:
+        """Allow so many bytes from now on, and remove what is too much until `deadline`; writes remove the rest.
+
+        Raises ValueError for a capacity below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity_bytes must be at least 1, not {capacity}")
+        self.capacity = capacity
+        with self._lock:
+            excess = self._used + self._reserved - capacity
+        self.evict(excess, (), deadline)
+
     def release(self, size: int) -> None:
         """The reserved room was used (and recorded), or isn't needed."""
         with self._lock:

@@ -203,6 +203,11 @@ class Guard:
         with self._lock:
             return self._news.wait_for(lambda: bool(self._done), seconds)
 
+    @property
+    def store(self) -> Store:
+        """The store. Calling it oneself waits for it, and passes by deadlines and counters."""
+        return self._store
+
     def stats(self) -> dict[str, int]:
         """All counters, as `get_hits`, and `breaker_openings`, `breaker_open`, `stuck_threads`, `unreported`.
 

@@ -65,6 +65,13 @@ class Store(abc.ABC):
     def close(self) -> None:
         """Let go of files, connections and threads. A second call does nothing."""
 
+    def resize(self, capacity_bytes: int) -> bool:
+        """Hold at most so many bytes from now on; False where a store can't change that while it is open (the default).
+
+        Objects beyond the new capacity go at once, or with the next writes.
+        """
+        return False
+
     def register(self, region: memoryview) -> None:  # noqa: B027 - most stores need no registration
         """Make a region known whose parts will be used as buffers, once. For stores that pin or map memory."""
 

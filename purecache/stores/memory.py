@@ -60,6 +60,15 @@ class MemoryStore(Store):
             self._objects.clear()
             self._used = 0
 
+    def resize(self, capacity_bytes: int) -> bool:
+        """See `Store.resize`: what is too much goes at once. Raises ValueError for a capacity below 1."""
+        if capacity_bytes < 1:
+            raise ValueError(f"capacity_bytes must be at least 1, not {capacity_bytes}")
+        with self._lock:
+            self._capacity = capacity_bytes
+            self._make_room("", 0, frozenset())
+        return True
+
     def stats(self) -> dict[str, int]:
         """`objects`, `bytes`, `capacity` (bytes) and `evictions` (objects so far)."""
         with self._lock:

@@ -4,6 +4,7 @@ from purecache.state.layout import TransferKind
 from purecache.transitions.advance import advance
 from purecache.transitions.backup import begin_backup, finish_backup
 from purecache.transitions.evict import evict_device, evict_host
+from purecache.transitions.forget import forget, forget_namespace
 from purecache.transitions.fork import copy_page, fork
 from purecache.transitions.insert import Offer, insert
 from purecache.transitions.lend import allocate, release
@@ -14,6 +15,7 @@ from purecache.transitions.operations import Handle
 from purecache.transitions.prefetch import begin_prefetch, finish_prefetch
 from purecache.transitions.requests import abort, admit, checkpoint, finish
 from purecache.transitions.reset import reset
+from purecache.transitions.resize import grow_device, grow_host, shrink_device, shrink_host
 from purecache.transitions.store import begin_store, finish_store
 from purecache.transitions.value_storage import finish_value_prefetch, finish_value_store
 from purecache.transitions.value_transfers import finish_value_backup, finish_value_load
@@ -51,7 +53,11 @@ __all__ = [
     "finish_value_load",
     "finish_value_prefetch",
     "finish_value_store",
+    "forget",
+    "forget_namespace",
     "fork",
+    "grow_device",
+    "grow_host",
     "insert",
     "lock",
     "match",
@@ -59,5 +65,7 @@ __all__ = [
     "peek",
     "release",
     "reset",
+    "shrink_device",
+    "shrink_host",
     "unlock",
 ]

@@ -91,15 +91,15 @@ def unlock_path(state: CacheState, tier: Tier, node: jax.Array) -> CacheState:
     state = move_between(state, rank, moved, Account.PROTECTED, Account.EVICTABLE)
     if tier == Tier.DEVICE:
         state = hold_values(state, rank, node, -1)
-    state, (device, host, empty) = look(state, _freed, node)
+    state, (device, host, empty) = look(state, freed_by, node)
     state = touch(state, Tier.DEVICE, device, rank)
     state = touch(state, Tier.HOST, host, rank)
     return when(empty, lambda state: prune(state, node), state)
 
 
-def _freed(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
+def freed_by(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
     """What the end of a lock on `node` frees: the deepest page on device and the deepest one that only host has, of the
-    path (NONE if locked still), and whether the node is empty.
+    path (NONE if locked still), and whether the node is empty. Read it through `look`.
 
     A lock on host alone, as storage takes, does not keep a page on device.
     """

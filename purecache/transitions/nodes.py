@@ -162,6 +162,21 @@ def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> Cache
     return give_pages(state, Tier.HOST, rank, page)
 
 
+def leftmost(state: CacheState, node: jax.Array) -> jax.Array:
+    """[] the first of the nodes at and below `node` when children come before their parents. Read it through `look`."""
+
+    def child(node: jax.Array) -> jax.Array:
+        return state.nodes[Column.FIRST_CHILD, node]
+
+    return lax.while_loop(lambda node: child(node) != NONE, child, node)
+
+
+def following(state: CacheState, node: jax.Array) -> jax.Array:
+    """[] the node after `node` in that order. Read it through `look`."""
+    sibling = state.nodes[Column.NEXT_SIBLING, node]
+    return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.nodes[Column.PARENT, node])
+
+
 def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> CacheState:
     """Free the host pages of everything below `top`, which lost its own page, and its values there: nothing can be
     reached through it.
@@ -170,17 +185,6 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
     being loaded stays with it. (A store has its bytes once it is dispatched, a prefetch needs the node alone.) Nodes
     below `top` have no device page: a child on device keeps its parent there.
     """
-
-    def leftmost(state: CacheState, node: jax.Array) -> jax.Array:
-        def child(node: jax.Array) -> jax.Array:
-            return state.nodes[Column.FIRST_CHILD, node]
-
-        return lax.while_loop(lambda node: child(node) != NONE, child, node)
-
-    def following(state: CacheState, node: jax.Array) -> jax.Array:
-        """The node after `node` when children come before their parents."""
-        sibling = state.nodes[Column.NEXT_SIBLING, node]
-        return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.nodes[Column.PARENT, node])
 
     def visit(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
         state, node = carry

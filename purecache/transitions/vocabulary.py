@@ -118,6 +118,24 @@ class Lent(NamedTuple):
     """[size] device pages, NONE beyond the number asked for."""
 
 
+class Withheld(NamedTuple):
+    """Reply of the two shrinkings."""
+
+    status: jax.Array
+    number: jax.Array
+    """[] pages that are out of use now; less than asked if no more could be freed."""
+    pages: jax.Array
+    """[size] these pages, NONE beyond."""
+
+
+class Restored(NamedTuple):
+    """Reply of the two growings."""
+
+    status: jax.Array
+    number: jax.Array
+    """[] pages that are in use again; less than asked if no more were out of use."""
+
+
 class Released(NamedTuple):
     """Reply of release, abort and retract."""
 
@@ -224,6 +242,18 @@ class ResetDone(NamedTuple):
 
     lent: jax.Array
     """[] device pages that requests still hold."""
+
+
+class Forgotten(NamedTuple):
+    """Reply of forget and forget_namespace."""
+
+    status: jax.Array
+    device: jax.Array
+    """[] device pages of kv freed."""
+    host: jax.Array
+    """[] host pages of kv freed."""
+    left: jax.Array
+    """[] nodes that were meant and stay, as something holds them or is copying them."""
 
 
 class Finished(NamedTuple):

@@ -177,6 +177,7 @@ DAMAGE = {
     "a page on the free-list is free, once (device, rank 0)": stack_twice,
     "every page of a node is owned by it (device, rank 0)": owner(7, LENT),
     "accounts are true (host, rank 1)": books((Account.LENT, Tier.HOST, 1), 1),
+    "accounts are true (device, rank 1)": books((Account.WITHHELD, Tier.DEVICE, 1), 1),
     "pages add up to the capacity (host, rank 1)": books((Account.FREE, Tier.HOST, 1), -1),
     "device locks are receipts, operations and locked children": column(Column.DEVICE_LOCKS, 1, 0),
     "host locks are receipts, operations and locked children": column(Column.HOST_LOCKS, 3, 0),

@@ -57,7 +57,7 @@ def order(state):
 
 
 def broken_order(state):
-    older, _ = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
+    older, _, _ = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
     older[older[CONFIG.layout.head(0, 0)]] = CONFIG.layout.head(0, 0) + 1
 
 

@@ -69,6 +69,11 @@ def by_turn_and_answer(request: Request) -> dict[str, Any]:
     return {"priority": min(request.turn, 2) + (request.answer < 100)}
 
 
+def by_turn_or_answer(request: Request) -> dict[str, Any]:
+    """As `by_turn`, but a first turn with a short answer counts as a second one."""
+    return {"priority": max(min(request.turn, 2), int(request.answer < 100))}
+
+
 def prompt_only(request: Request) -> dict[str, Any]:
     """Keep the prompt rather than the answer."""
     return {"keep": request.prompt}
@@ -87,6 +92,7 @@ CANDIDATES = (
     Candidate("priority by turn", {"policy": "priority"}, by_turn),
     Candidate("retention by turn", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn),
     Candidate("by turn and answer", {"policy": "retention", "retention": (0, 0, 150, 300, 450)}, by_turn_and_answer),
+    Candidate("by turn or answer", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn_or_answer),
     Candidate("tail-optimized lru 1", {"policy": "retention", "retention": (0, 3600), "spare_tail": 1}),
     Candidate("tail-optimized lru 8", {"policy": "retention", "retention": (0, 3600), "spare_tail": 8}),
     Candidate("answers 60 earlier", {"policy": "retention", "retention": (0, 60)}, prompt_only),

@@ -37,22 +37,23 @@ class Point(NamedTuple):
 
 def points(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]:
     """All values of a sample."""
-    yield from _tokens(sample, config, prefix)
+    totals = sample.totals()
+    yield from _tokens(sample, totals, config, prefix)
     yield from _transfers(sample, config, prefix)
     yield from _sizes(sample, config, prefix)
     yield from _accounts(sample, config)
-    yield from _troubles(sample)
+    yield from _troubles(sample, totals)
     if sample.storage is not None:
         yield from _storage(sample.storage, prefix)
 
 
-def _tokens(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]:
+def _tokens(sample: Sample, totals: dict[Scalar, int], config: CacheConfig, prefix: str) -> Iterator[Point]:
     """Of prompts and evictions."""
     width = config.page_size
     text = "Tokens of prompts that were looked up and found, by the tier that had them."
     for source, counter in (("device", Scalar.MATCHED_DEVICE_PAGES), ("host", Scalar.MATCHED_HOST_PAGES)):
         where = {"cache_source": source}
-        yield Point(f"{prefix}:cached_tokens_total", "counter", text, where, sample.total(counter) * width)
+        yield Point(f"{prefix}:cached_tokens_total", "counter", text, where, totals[counter] * width)
     for name, counter, text in (
         ("purecache:uncached_tokens_total", Scalar.MATCHED_MISS_PAGES, "Tokens of prompts, looked up and not found."),
         ("purecache:inserted_tokens_total", Scalar.INSERTED_PAGES, "Tokens whose pages the tree took over."),
@@ -62,13 +63,13 @@ def _tokens(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]
         (f"{prefix}:prefetched_tokens_total", Scalar.PREFETCHED_PAGES, "Tokens that came from storage to host."),
         (f"{prefix}:backuped_tokens_total", Scalar.STORED_PAGES, "Tokens written to storage."),
     ):
-        yield Point(name, "counter", text, {}, sample.total(counter) * width)
+        yield Point(name, "counter", text, {}, totals[counter] * width)
     reason = "host_pressure" if config.write is WritePolicy.WRITE_BACK else "write_through_unbacked_eviction"
-    dropped = sample.total(Scalar.DROPPED_PAGES) * width
+    dropped = totals[Scalar.DROPPED_PAGES] * width
     text = "Tokens evicted from the device without a copy on host."
     yield Point(f"{prefix}:hicache_dropped_tokens_total", "counter", text, {"reason": reason, "pool": ANCHOR}, dropped)
     text = "Share of the tokens looked up in the last 10 seconds that was found on device or host."
-    yield Point(f"{prefix}:cache_hit_rate", "gauge", text, {}, sample.hit_rate)
+    yield Point(f"{prefix}:cache_hit_rate", "gauge", text, {}, sample.hit_rate())
 
 
 def _transfers(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]:
@@ -129,18 +130,18 @@ def _accounts(sample: Sample, config: CacheConfig) -> Iterator[Point]:
                     yield Point("purecache:pages", "gauge", text, where, value)
 
 
-def _troubles(sample: Sample) -> Iterator[Point]:
+def _troubles(sample: Sample, totals: dict[Scalar, int]) -> Iterator[Point]:
     """Refusals, failures, and what is under way."""
     text = "Pages whose transfer failed: they are misses."
     for operation, counter in zip(OPERATIONS, _FAILED, strict=True):
         where = {"operation": operation}
-        yield Point("purecache:failed_pages_total", "counter", text, where, sample.total(counter))
+        yield Point("purecache:failed_pages_total", "counter", text, where, totals[counter])
     text = "Operations refused, for lack of room or of table entries."
     for operation, counter in zip(OPERATIONS[1:], _REFUSED, strict=True):
-        yield Point("purecache:refused_total", "counter", text, {"operation": operation}, sample.total(counter))
-    refused = sample.total(Scalar.BACKUP_REFUSED_PAGES)
+        yield Point("purecache:refused_total", "counter", text, {"operation": operation}, totals[counter])
+    refused = totals[Scalar.BACKUP_REFUSED_PAGES]
     yield Point("purecache:refused_backup_pages_total", "counter", "Pages whose backup was refused.", {}, refused)
-    stale = sample.total(Scalar.STALE_COMPLETIONS)
+    stale = totals[Scalar.STALE_COMPLETIONS]
     text = "Completions of operations that were no longer known."
     yield Point("purecache:stale_completions_total", "counter", text, {}, stale)
     if "transfers_failed" in sample.plane:

@@ -19,6 +19,7 @@ WINDOW = 10.0
 """Seconds over which the hit rate is taken."""
 _STEPS = 10
 """Parts of that window."""
+_LOOKED_UP = Scalar.MATCHED_DEVICE_PAGES, Scalar.MATCHED_HOST_PAGES, Scalar.MATCHED_MISS_PAGES
 
 
 class StorageSample(NamedTuple):
@@ -31,25 +32,46 @@ class StorageSample(NamedTuple):
     """Stores and prefetches that have not ended, and stores that wait for a staging buffer."""
 
 
+class Mark(NamedTuple):
+    """The counters at one moment."""
+
+    time: float
+    books: np.ndarray
+    totals: np.ndarray
+    """int64[counters]: those of `COUNTERS`, which in the books are int32 and wrap."""
+
+    def totals_at(self, books: np.ndarray) -> np.ndarray:
+        """int64[counters]: the totals at later books. Until then, no counter may have grown by 2^32."""
+        new, old = (each[_FIRST:_LAST].view(np.uint32) for each in (books, self.books))
+        return self.totals + (new - old)
+
+
 class Sample(NamedTuple):
     """The numbers of a cache at one tick; nothing of it changes."""
 
     books: np.ndarray
     """int32[books]: see `CacheState.books`."""
-    totals: np.ndarray
-    """int64[counters]: those of `COUNTERS`, which in the books begin again from 2^31 on."""
+    last: Mark
+    """Of the last second."""
+    first: Mark
+    """`WINDOW` ago, or the beginning."""
     plane: Mapping[str, int]
     """Counters of the data plane."""
     in_flight: int
     """Transfers between device and host."""
     moved: Mapping[tuple[TransferKind, int], Moved]
     storage: StorageSample | None
-    hit_rate: float
-    """Tokens found on device or host per token looked up in the last `WINDOW` seconds; 0 where none was."""
 
-    def total(self, counter: Scalar) -> int:
-        """One of the totals."""
-        return int(self.totals[counter - _FIRST])
+    def totals(self) -> dict[Scalar, int]:
+        """All counters since the cache was made."""
+        return dict(zip(COUNTERS, self.last.totals_at(self.books).tolist(), strict=True))
+
+    def hit_rate(self) -> float:
+        """Pages found on device or host per page looked up in the last `WINDOW` seconds; 0 where none was."""
+        grown = self.last.totals_at(self.books) - self.first.totals
+        device, host, missed = (int(grown[counter - _FIRST]) for counter in _LOOKED_UP)
+        asked = device + host + missed
+        return (device + host) / asked if asked else 0.0
 
 
 class Sampler:
@@ -59,45 +81,25 @@ class Sampler:
         """clock: steady seconds, for the window of the hit rate."""
         self.sample: Sample | None = None
         self._clock = clock
-        self._books: np.ndarray | None = None
-        self._totals = np.zeros(len(COUNTERS), np.int64)
-        self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)], maxlen=_STEPS + 1)
-        """Time, pages found and pages looked up at the beginnings of the parts of the window."""
+        self._marks: deque[Mark] = deque()
+        """One per second of the window."""
 
     def ticked(self, cache: PrefixCache) -> None:
-        """Take a sample."""
-        driver = cache._driver
+        """Take a sample: copies and references, no sums."""
+        driver, now, marks = cache._driver, self._clock(), self._marks
         books, storage = driver.books(), driver.storage
-        if books is not self._books:
-            self._add(books)
-        self.sample = Sample(
-            books=books,
-            totals=self._totals,
-            plane=driver.plane.counters(),
-            in_flight=driver.plane.in_flight,
-            moved=driver.tally.now(),
-            storage=storage and StorageSample(storage.guard, dict(storage._counts), storage.under_way),
-            hit_rate=self._rate(),
-        )
-
-    def _add(self, books: np.ndarray) -> None:
-        """Add what the counters grew by. They are int32 and wrap; between two ticks they grow by less than 2^32."""
-        new = books[_FIRST:_LAST].view(np.uint32)
-        old = np.zeros_like(new) if self._books is None else self._books[_FIRST:_LAST].view(np.uint32)
-        self._totals = self._totals + (new - old)
-        self._books = books
-
-    def _rate(self) -> float:
-        now = self._clock()
-        found = int(self._totals[0] + self._totals[1])
-        asked = found + int(self._totals[2])
-        marks = self._marks
-        if now - marks[-1][0] >= WINDOW / _STEPS:
-            marks.append((now, found, asked))
-            while len(marks) > 2 and now - marks[1][0] >= WINDOW:
+        if not marks:
+            marks.append(Mark(now, np.zeros_like(books), np.zeros(len(COUNTERS), np.int64)))
+        if now - marks[-1].time >= WINDOW / _STEPS:
+            marks.append(Mark(now, books, marks[-1].totals_at(books)))
+            while len(marks) > 2 and now - marks[1].time >= WINDOW:
                 marks.popleft()
-        _, found_before, asked_before = marks[0]
-        return (found - found_before) / (asked - asked_before) if asked > asked_before else 0.0
-
-
-assert COUNTERS[:3] == (Scalar.MATCHED_DEVICE_PAGES, Scalar.MATCHED_HOST_PAGES, Scalar.MATCHED_MISS_PAGES)
+        self.sample = Sample(
+            books,
+            marks[-1],
+            marks[0],
+            driver.plane.counters(),
+            driver.plane.in_flight,
+            driver.tally.now(),
+            storage and StorageSample(storage.guard, dict(storage._counts), storage.under_way),
+        )

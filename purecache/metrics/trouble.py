@@ -45,10 +45,11 @@ class TroubleLog:
         self._sampler.ticked(cache)
         sample = self._sampler.sample
         assert sample is not None
-        totals = {name: sample.total(counter) for counter, name in _NAMES.items()}
+        now_known = sample.totals()
+        totals = {name: now_known[counter] for counter, name in _NAMES.items()}
         grown = {name: total - self._before.get(name, total) for name, total in totals.items()}
         if any(grown.values()):
-            log("trouble", **{name: number for name, number in grown.items() if number})
+            log("trouble", None, **{name: number for name, number in grown.items() if number})
         self._before = totals
         open_now = sample.storage is not None and sample.storage.guard.breaker.is_open
         if open_now != self._breaker:

@@ -24,7 +24,7 @@ class Cell:
 
 
 def tree_map(prefixes: tuple[Prefix, ...], width: float, height: float, most: int) -> list[Cell]:
-    """The cells of a map of so many pixels: at most `most` runs, the largest, and the others joined below their parent.
+    """The cells of a map of so many pixels: at most `most` runs, the hottest, and the others joined below their parent.
 
     A run has its own part at the left or the top of its rectangle; what follows it fills the rest.
     """
@@ -32,25 +32,27 @@ def tree_map(prefixes: tuple[Prefix, ...], width: float, height: float, most: in
         return []
     below: dict[int, list[int]] = {}
     whole = [prefix.pages for prefix in prefixes]
+    heat = [prefix.pages * max(prefix.hits, 1) for prefix in prefixes]
     for number in range(len(prefixes) - 1, -1, -1):
         parent = prefixes[number].parent
         below.setdefault(parent, []).append(number)
         if parent >= 0:
             whole[parent] += whole[number]
-    chosen = _largest(below, whole, most)
+            heat[parent] += heat[number]
+    chosen = _hottest(below, heat, most)
     return _Map(prefixes, below, whole, chosen, width, height).cells()
 
 
-def _largest(below: dict[int, list[int]], whole: list[int], most: int) -> set[int]:
-    """The runs with the most pages in and below them, each with all that is above it."""
+def _hottest(below: dict[int, list[int]], heat: list[int], most: int) -> set[int]:
+    """The runs with the most pages times hits in and below them, each with all that is above it."""
     chosen: set[int] = set()
-    waiting = [(-whole[each], each) for each in below[-1]]
+    waiting = [(-heat[each], each) for each in below[-1]]
     heapq.heapify(waiting)
     while waiting and len(chosen) < most:
         _, number = heapq.heappop(waiting)
         chosen.add(number)
         for each in below.get(number, ()):
-            heapq.heappush(waiting, (-whole[each], each))
+            heapq.heappush(waiting, (-heat[each], each))
     return chosen
 
 

@@ -111,6 +111,8 @@ def count(value: float) -> str:
 
 def percent(share: float) -> str:
     """A share of 1 in percent."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
     return f"{100 * share:.1f} %"
 
 
@@ -130,7 +132,8 @@ def tiles(report: Report) -> list[Tile]:
     shown = []
     if report.found:
         whole = sum(line[-1] for line in report.found.values())
-        shown.append(Tile("Tokens looked up", whole, count(whole), note="whole pages of prompts; twice if asked twice"))
+        note = "of all prompts" if report.source == "trace" else "whole pages of prompts; twice if asked twice"
+        shown.append(Tile("Tokens looked up", whole, count(whole), note=note))
         missed = report.tokens("computed")
         shown.append(Tile("Tokens to compute", missed, count(missed), note="not found in any tier"))
     for name, parts, note in (
@@ -218,17 +221,23 @@ def blocks(report: Report, width: str) -> list[Block]:
         prefix = report.prefixes[cell.prefix]
         across, down = cell.width * pixels / 100, cell.height * height / 100
         if cell.joined:
-            lines = [f"{count(cell.joined)} more", f"{count(cell.pages)} pages"]
-            text = f"{count(cell.joined)} runs that are not drawn, {count(cell.pages)} pages, below: {prefix.label}"
+            lines = [f"{count(cell.joined)} more", amount(cell.pages, "page")]
+            text = f"{amount(cell.joined, 'run')} not drawn, {amount(cell.pages, 'page')}, below: {prefix.label}"
             classes = "joined"
         else:
-            lines = [f"{count(prefix.pages)} pages", f"{count(prefix.hits)} hits", prefix.label]
+            lines = [amount(prefix.pages, "page"), amount(prefix.hits, "hit"), prefix.label]
             text, classes = ". ".join(describe(prefix, report)), looks(prefix, most_hits)
-        room = int((down - 6) // LINE)
-        fits = tuple(lines[:room]) if across > CHARACTER * max(map(len, lines[:1])) + 12 else ()
-        fits = tuple(text for text in fits if across > CHARACTER * len(text) + 12)
-        shown.append(Block(cell, classes, fits, text))
+        shown.append(Block(cell, classes, _fitting(lines, cell, across, down), text))
     return shown
+
+
+def _fitting(lines: list[str], cell: Cell, across: float, down: float) -> tuple[str, ...]:
+    """Those of some lines that fit into so many pixels; the number of pages alone if not even the first one does."""
+    room = int((down - 6) // LINE)
+    fits = tuple(text for text in lines[:room] if across > CHARACTER * len(text) + 12)
+    if lines[0] not in fits:
+        fits = (count(cell.pages),) if room and across > CHARACTER * len(count(cell.pages)) + 12 else ()
+    return fits
 
 
 def looks(prefix: Prefix, most_hits: int) -> str:
@@ -247,8 +256,8 @@ def describe(prefix: Prefix, report: Report) -> list[str]:
     first = prefix.depth * report.page_size
     facts = [
         prefix.label,
-        f"{count(prefix.pages)} pages, tokens {count(first)} to {count(first + prefix.pages * report.page_size)}",
-        f"{count(prefix.hits)} hits",
+        f"{amount(prefix.pages, 'page')}, tokens {count(first)} to {count(first + prefix.pages * report.page_size)}",
+        amount(prefix.hits, "hit"),
     ]
     if prefix.tiers:
         facts.append("on " + ", ".join(prefix.tiers).replace("on storage", "in storage"))
@@ -294,7 +303,12 @@ def transfers_table(report: Report) -> Table:
 
 def moment(report: Report, value: float) -> str:
     """A place on the axis in full."""
-    return f"{value:,.3f}" if report.axis == "seconds" else count(value)
+    return f"{value:,.{1 if abs(value) >= 1000 else 3}f}" if report.axis == "seconds" else count(value)
+
+
+def amount(number: float, noun: str) -> str:
+    """A count with what is counted."""
+    return f"{count(number)} {noun}" + "s" * (number != 1)
 
 
 def _known(names: Iterable[str], order: Sequence[str]) -> list[str]:

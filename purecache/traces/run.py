@@ -49,11 +49,11 @@ def _one_by_one(engine: Engine, meter: Meter) -> None:
 class Schedule:
     """Requests that overlap, on a clock of its own.
 
-    A request waits in a queue from its arrival, while its prefetch goes on. One prefill runs at a time, in the order of
-    arrival, but for requests whose prefetch is not over yet (with `wait`). After it, the prompt is in the cache, and
-    the request decodes beside others until its answer is complete. From its begin to its end it holds a lock on its prefix
-    and pages for prompt and answer; where there is no room for them, the queue waits until one ends. The disk reads one
-    prefetch after the other.
+    A request waits in a queue from its arrival, while its prefetch goes on. One prefill runs at a time, in the order
+    of arrival, but for requests whose prefetch is not over yet (with `wait`). After it, the prompt is in the cache,
+    and the request decodes beside others until its answer is complete. From its begin to its end it holds a lock on
+    its prefix and pages for prompt and answer; where there is no room for them, the queue waits until one ends. The
+    disk reads one prefetch after the other.
     """
 
     def __init__(self, engine: Engine, meter: Meter) -> None:

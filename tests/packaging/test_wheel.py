@@ -16,12 +16,13 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 COPIED = ("pyproject.toml", "README.md", "purecache")
 SELECTED = (
-    "test_black_box.py::test_a_failed_load_back_is_a_miss_and_success_comes_later",
+    "test_black_box.py::test_bigrams_need_one_token_more_than_pages",
+    "test_observers.py",
     "stores/test_keys.py",
     "stores/test_memory_store.py",
     "stores/test_staging.py",
 )
-"""Tests that run from outside: a life of a whole cache with its bytes, and files of what needs no compiling."""
+"""Tests that run from outside: requests on a whole cache with their bytes, and files of what compiles little."""
 HELPERS = ("conftest.py", "support.py", "scheduling.py")
 pytestmark = pytest.mark.xdist_group("wheel")
 

@@ -107,9 +107,17 @@ def test_a_tree_map_shows_every_page_once_with_its_area(prefixes, most):
 
 
 @given(prefixes=trees())
-def test_the_largest_runs_are_drawn_with_all_above_them(prefixes):
+def test_what_is_drawn_is_drawn_with_all_above_it(prefixes):
     drawn = {cell.prefix for cell in tree_map(prefixes, 400.0, 300.0, 5) if not cell.joined}
     assert all(prefixes[each].parent in drawn | {-1} for each in drawn)
+
+
+def test_the_hottest_runs_are_drawn_not_the_largest():
+    cold = tuple(Prefix(-1, 0, 0, 50, (), 1) for _ in range(6))
+    hot = (Prefix(-1, 0, 0, 2, (), 90), Prefix(6, 0, 2, 1, (), 80))
+    cells = tree_map(cold + hot, 400.0, 300.0, 3)
+    assert {cell.prefix for cell in cells if not cell.joined} == {0, 6, 7}
+    assert [(cell.joined, cell.pages) for cell in cells if cell.joined] == [(5, 250)]
 
 
 def test_no_prefix_makes_no_map():

@@ -23,6 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.policy_model import Model, key_of, optimum
+from benchmarks.tier_model import TIERINGS, Tiers
 from purecache import CacheConfig, PrefixCache
 
 BLOCK = 512
@@ -68,6 +69,11 @@ def by_turn_and_answer(request: Request) -> dict[str, Any]:
     return {"priority": min(request.turn, 2) + (request.answer < 100)}
 
 
+def by_turn_or_answer(request: Request) -> dict[str, Any]:
+    """As `by_turn`, but a first turn with a short answer counts as a second one."""
+    return {"priority": max(min(request.turn, 2), int(request.answer < 100))}
+
+
 def prompt_only(request: Request) -> dict[str, Any]:
     """Keep the prompt rather than the answer."""
     return {"keep": request.prompt}
@@ -86,6 +92,7 @@ CANDIDATES = (
     Candidate("priority by turn", {"policy": "priority"}, by_turn),
     Candidate("retention by turn", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn),
     Candidate("by turn and answer", {"policy": "retention", "retention": (0, 0, 150, 300, 450)}, by_turn_and_answer),
+    Candidate("by turn or answer", {"policy": "retention", "retention": (0, 0, 150, 300)}, by_turn_or_answer),
     Candidate("tail-optimized lru 1", {"policy": "retention", "retention": (0, 3600), "spare_tail": 1}),
     Candidate("tail-optimized lru 8", {"policy": "retention", "retention": (0, 3600), "spare_tail": 8}),
     Candidate("answers 60 earlier", {"policy": "retention", "retention": (0, 60)}, prompt_only),
@@ -249,6 +256,21 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield label | {"policy": candidate.name, **found, "gap closed": gap}
 
 
+def tier_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row per trace, capacity of the device and way to use the host, by a plain model under LRU."""
+    for path in options.traces:
+        requests = read(path)
+        total = sum(request.prompt for request in requests)
+        for tokens in options.tokens:
+            sizes = [int(each) // BLOCK for each in (tokens, options.host_tokens)]
+            for tiering in TIERINGS:
+                tiers = Tiers(sizes, tiering)
+                found = [tiers.serve(request.blocks.tolist()) for request in requests]
+                device, host = (sum(column) / total for column in zip(*found, strict=True))
+                row = {"trace": path.name, "tokens": sizes[0] * BLOCK, "policy": tiering.name, "hits": device + host}
+                yield row | {"device": device, "host": host, "copied": tiers.copied / total}
+
+
 def main() -> None:
     """Print the table; JSON lines with --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__.splitlines()[0])
@@ -258,15 +280,18 @@ def main() -> None:
     parser.add_argument("--model", action="store_true", help="the plain model instead of the transitions")
     parser.add_argument("--check", action="store_true", help="the plain model as well")
     parser.add_argument("--answers", action="store_true", help="cache the blocks of answers, too")
+    parser.add_argument("--host-tokens", type=float, help="instead: ways to use a host tier of this size (plain model)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     print(f"{os.cpu_count()} cores, jax {jax.__version__}", flush=True)
     found = []
-    for row in rows(options):
+    for row in tier_rows(options) if options.host_tokens else rows(options):
         found.append(row)
         closed = f"{row['gap closed']:8.2f}" if "gap closed" in row else ""
         closed += f"  model {row['model']:.4f}" if options.check and "model" in row else ""
+        if "copied" in row:
+            closed = f"  device {row['device']:.4f} host {row['host']:.4f} copied {row['copied']:.3f} of all blocks"
         print(f"{row['trace']:28} {row['tokens']:10,} {row['policy']:24} {row['hits']:7.4f} {closed}", flush=True)
     if options.json:
         options.json.write_text("".join(json.dumps(row) + "\n" for row in found))

@@ -1,1 +1,1 @@
-"""Sizing."""
+"""Which sizes and policies suit a workload: `purecache size`. docs/sizing.md."""

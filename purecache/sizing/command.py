@@ -19,12 +19,11 @@ from purecache.sizing.advice import Knee, advice, knee_of
 from purecache.sizing.distances import LruCurve
 from purecache.sizing.plot import write_plot
 from purecache.sizing.sweep import TIERS, Sweep, seconds_of_model, sweep
-from purecache.state import CacheConfig
+from purecache.state import CacheConfig, Policy
 from purecache.traces.arguments import (
     SIZES,
     add_hardware_arguments,
     add_trace_arguments,
-    checked_names,
     hardware_of,
     pages_of,
     trace_of,
@@ -90,7 +89,7 @@ def _found(options: argparse.Namespace, name: str, trace: PagedTrace, hardware: 
     knee = knee_of(capacities, rates)
     page_bytes = hardware.token_bytes * trace.page_tokens
     words = advice(swept.rows, knee, page_bytes)
-    sizes = [(each.device_pages, each.host_pages) for each in configs if each.policy == 0]
+    sizes = [(each.device_pages, each.host_pages) for each in configs if each.policy is Policy.LRU]
     compared = {"runs": len(sizes), "seconds": seconds_of_model(trace, sizes)} if options.compare and sizes else None
     return {
         "name": name, "trace": trace, "hardware": hardware, "sweep": swept, "knee": knee, "advice": words,
@@ -115,7 +114,8 @@ def _found(options: argparse.Namespace, name: str, trace: PagedTrace, hardware: 
 
 
 def _configs(options: argparse.Namespace, trace: PagedTrace, hardware: Hardware) -> tuple[list[CacheConfig], list[int]]:
-    policies, writes = checked_names(options.policy, options.write)
+    policies: list[str] = options.policy.split(",")
+    writes: list[str] = options.write.split(",")
     devices, hosts, disks = (
         [pages_of(text.strip(), trace, hardware) for text in sizes.split(",")]
         for sizes in (options.device, options.host, options.disk)

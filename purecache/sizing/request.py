@@ -59,11 +59,11 @@ def serve(state: CacheState, tokens: jax.Array, pages: jax.Array, matched: jax.A
     """
     state, found = native(_find)(state, tokens, matched)
     state, (begun, writes) = native(_begin_load)(state, found)
-    state, _ = native(_end_load)(state, begun)
+    state, _ = native(_end_load)(state, begun, writes)
     state, (taken, more) = native(_take)(state, found, begun, pages)
     state, inserted = native(_give)(state, tokens, pages, taken)
     state, backups = native(_back_up)(state, inserted)
-    state, _ = native(_settle)(state, writes, more, backups)
+    state, _ = native(_settle)(state, more, backups)
     none = jnp.where(taken.fits, 1, 0)
     device = none * found.device_length
     return state, Found(device, none * taken.have - device, none)
@@ -142,8 +142,10 @@ def _begin_load(state: CacheState, found: Matched) -> tuple[CacheState, tuple[Lo
     return state, (begun, _Operations(writes.operation, writes.generation))
 
 
-def _end_load(state: CacheState, begun: LoadBegun) -> tuple[CacheState, tuple[()]]:
+def _end_load(state: CacheState, begun: LoadBegun, writes: _Operations) -> tuple[CacheState, tuple[()]]:
+    """End it, after what was evicted for it has been written."""
     handle, size = Handle(begun.operation, begun.generation), begun.pages.shape[0]
+    state, _ = _settle(state, writes)
 
     def end(_: jax.Array, state: CacheState) -> CacheState:
         return finish_load_back(state, handle, _all_well(state, size)).state

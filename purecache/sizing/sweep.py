@@ -12,7 +12,7 @@ import numpy as np
 from purecache.capacity import Fleet
 from purecache.sizing.distances import LruCurve
 from purecache.sizing.program import TraceProgram
-from purecache.state import CacheConfig
+from purecache.state import CacheConfig, Policy, WritePolicy
 from purecache.traces.hardware import Hardware
 from purecache.workloads import PagedTrace, Request
 
@@ -102,7 +102,11 @@ def sweep(
     ended = time.perf_counter()
     rows, agree, compared = [], 0, 0
     for config, each in zip(every, found, strict=True):
-        if config.policy == 0 and config.write == "write_through" and config.device_pages >= trace.largest:
+        if (
+            config.policy is Policy.LRU
+            and config.write is WritePolicy.WRITE_THROUGH
+            and config.device_pages >= trace.largest
+        ):
             union = curve.by_request(max(config.device_pages, config.host_pages))
             device = curve.by_request(config.device_pages)
             agree += bool((each[:, 0] == device).all() and (each[:, :2].sum(axis=1) == union).all())

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 from purecache.capacity import MODELS, Accelerator
-from purecache.state import Policy, WritePolicy
 from purecache.traces.hardware import Hardware
 from purecache.workloads import BLOCK, FORMS, PagedTrace, Trace, generated, paged, read_trace
 
@@ -81,14 +80,3 @@ def pages_of(text: str, trace: PagedTrace, hardware: Hardware) -> int:
     amount = float(number) * (1024 if binary else 1000) ** _SCALE[scale]
     of_page = {"t": trace.page_tokens, "p": 1}.get(unit, hardware.token_bytes * trace.page_tokens)
     return min(int(amount / of_page), most)
-
-
-def checked_names(policies: str, writes: str) -> tuple[list[str], list[str]]:
-    """Names of policies and write policies, separated by commas. Raises ValueError for one that there is not."""
-    chosen = [name.strip().lower() for name in policies.split(",")], [name.strip() for name in writes.split(",")]
-    known = [each.name.lower() for each in Policy], [each.value for each in WritePolicy]
-    for names, there in zip(chosen, known, strict=True):
-        for name in names:
-            if name not in there:
-                raise ValueError(f"{name!r} is none of {', '.join(there)}")
-    return chosen

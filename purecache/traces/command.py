@@ -12,7 +12,6 @@ from purecache.traces.arguments import (
     SIZES,
     add_hardware_arguments,
     add_trace_arguments,
-    checked_names,
     hardware_of,
     pages_of,
     trace_of,
@@ -46,14 +45,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         name, trace = trace_of(options)
         hardware = hardware_of(options)
-        (policy,), (write,) = checked_names(options.policy, options.write)
         setting = RunSetting(
             hardware=hardware,
             device_pages=pages_of(options.device, trace, hardware),
             host_pages=pages_of(options.host, trace, hardware),
             disk_pages=pages_of(options.disk, trace, hardware),
-            policy=policy,
-            write=write,
+            policy=options.policy,
+            write=options.write,
             prefetch=options.prefetch,
             concurrent=options.concurrent,
             speed=options.speed,

@@ -70,7 +70,6 @@ class Engine:
             pages, node = np.concatenate([pages, load.pages]), match.node
         receipt = cache.lock(node)
         lent = cache.allocate(total - len(pages))
-        cache.tick()
         if lent is None:
             cache.unlock(receipt)
             return None

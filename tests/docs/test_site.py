@@ -48,3 +48,16 @@ def test_every_picture_is_shown_with_words_for_who_cannot_see_it():
     pictures = {path.name for path in (DOCS / "pictures").glob("*.svg")}
     assert set(shown.values()) == pictures
     assert all(shown)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_list_begins_after_an_empty_line(name):
+    """GitHub shows it as a list either way; the site makes it a part of the paragraph before."""
+    inside, before, wrong = False, "", []
+    for number, line in enumerate(PAGES[name].read_text().splitlines(), 1):
+        inside ^= line.startswith("```")
+        item = re.match(r"(-|\d+\.) ", line)
+        if item and not inside and before and not re.match(r"\s*(-|\d+\.) |  ", before):
+            wrong.append(number)
+        before = line
+    assert wrong == []

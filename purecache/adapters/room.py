@@ -36,6 +36,10 @@ class Room:
                 freed += self._withdraw(number, each)
         return freed
 
+    def take_free(self) -> int:
+        """Free the slots of pages that have left the tree by other ways than these; returns how many."""
+        return sum(self._withdraw(self.cache.free_pages(rank), rank) for rank in range(self.cache.config.ranks))
+
     def evict_values(self, number: int, rank: int | None, pool: str) -> int:
         """Free up to `number` values of a tail pool, of a rank or any; returns how many. The KV stays."""
         freed = 0

@@ -236,6 +236,14 @@ class SlotCache:
         self.view.changed()
         return freed
 
+    def take_free(self) -> int:
+        """Give the allocator what has left the tree by other ways than these, such as `PrefixCache.forget`; returns how
+        many slots. To be called after those: see `purecache.control.Operator`.
+        """
+        freed = self._room.take_free()
+        self.view.changed()
+        return freed
+
     def evict_values(self, number: int, rank: int | None, pool: str) -> int:
         """Free up to `number` values of a tail pool, of a rank or any; returns how many. The KV stays."""
         return self._room.evict_values(number, rank, pool)

@@ -52,17 +52,25 @@ class Operator:
         pins: Pins | None = None,
         sessions: Sessions | None = None,
         storages: Storages | None = None,
+        freed: Callable[[], Any] | None = None,
         timeout: float = 10.0,
     ) -> None:
         """Observe `cache`. pins: default `Pins(cache)`. storages: how storage is attached; without it, it can't be.
 
-        Raises ValueError for a cache that several processes share.
+        freed: called on the cache's thread whenever a command has freed device pages. A cache with an allocator outside
+        needs it, to give them to that: `SlotCache.take_free` of its adapter. Raises ValueError where it is missing, and
+        for a cache that several processes share.
         """
+        if cache.config.external_pages and freed is None:
+            raise ValueError(
+                "an allocator outside has the device pages: say by `freed` how it gets those that are freed"
+            )
         self._config, self._origin_of = cache.config, cache._inputs.origin_of
         self._commands = Commands(cache)
         self._pins = pins or Pins(cache)
         self._sizes = Sizes(cache)
         self._sessions, self._storages, self._timeout = sessions, storages, timeout
+        self._freed = freed or (lambda: None)
 
     def close(self) -> None:
         """End all pins and commands. Call it on the cache's thread."""
@@ -111,12 +119,20 @@ class Operator:
         self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0, keep: int | None = None
     ) -> dict[str, int]:
         """See `PrefixCache.forget`."""
-        forgotten = self._ask(lambda cache: cache.forget(tokens, namespace=namespace, rank=rank, keep=keep))
-        return forgotten._asdict()
+        options = {"namespace": namespace, "rank": rank, "keep": keep}
+        return self._deleting(lambda cache: cache.forget(tokens, **options)._asdict())
 
     def forget_namespace(self, namespace: Namespace) -> dict[str, int]:
         """See `PrefixCache.forget_namespace`."""
-        return self._ask(lambda cache: cache.forget_namespace(namespace))._asdict()
+        return self._deleting(lambda cache: cache.forget_namespace(namespace)._asdict())
+
+    def _deleting(self, command: Command) -> Any:
+        def delete(cache: PrefixCache) -> Any:
+            answer = command(cache)
+            self._freed()
+            return answer
+
+        return self._ask(delete)
 
     def offload(self, tokens: Tokens, *, namespace: Namespace = None, rank: int | None = 0) -> dict[str, int]:
         """Begin to copy to host what of a prompt is on device only, whatever the write policy; pages on their way."""
@@ -135,13 +151,26 @@ class Operator:
         if tier not in tiers:
             raise ControlError(f"a tier is one of {', '.join(tiers)}, not {tier!r}: storage is cleared")
 
-        def begin(cache: PrefixCache) -> Generator[None, None, dict[str, int]]:
-            return flush(cache, tiers[tier])
+        def work(cache: PrefixCache) -> Generator[None, None, dict[str, int]]:
+            parts = flush(cache, tiers[tier])
+            while True:
+                try:
+                    next(parts)
+                except StopIteration as end:
+                    return end.value
+                finally:
+                    self._freed()
+                yield
 
-        return self._ask(begin)
+        return self._ask(work)
 
     def reset(self) -> None:
-        """Forget every prefix, also those that requests hold: for an idle server, after new weights."""
+        """Forget every prefix, also those that requests hold: for an idle server, after new weights.
+
+        Raises ControlError where an allocator outside has the device pages, which its scheduler must reset together.
+        """
+        if self._config.external_pages:
+            raise ControlError("the scheduler has the device pages: reset its cache, as it does for new weights")
         self._ask(lambda cache: cache.reset())
 
     def resize(

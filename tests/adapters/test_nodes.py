@@ -67,6 +67,14 @@ def test_what_was_evicted_is_not_shown(slots):
     assert sorted(slots._room._allocator.freed) == [1, 2, 3]
 
 
+def test_the_allocator_takes_what_an_operator_freed(slots):
+    slots.insert(tokens(1, 2, 3), tokens(1, 2, 3), A)
+    assert slots.cache.evict(2) == 2  # as `forget` and `flush` do, by themselves
+    assert slots.take_free() == 2
+    assert sorted(slots._room._allocator.freed) == [2, 3]
+    assert (slots.take_free(), slots.cache.free_pages(), slots.evictable()) == (0, 0, 1)
+
+
 def test_the_root_equals_itself_only(slots):
     slots.insert(tokens(1, 2, 3), tokens(1, 2, 3), A)
     assert slots.match(tokens(5), A).device_node is slots.view.root

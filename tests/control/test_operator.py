@@ -1,5 +1,6 @@
 """What an operator may ask of a running cache."""
 
+import numpy as np
 import pytest
 from controlled import AB, ABC, A, D, plain_cache, run, ticking
 
@@ -179,6 +180,24 @@ def test_storage_is_attached_cleared_resized_and_detached(operated):
     _, operator = operated()
     with pytest.raises(ControlError, match="does not say how"):
         operator.attach_storage("memory:")
+
+
+def test_an_allocator_outside_gets_the_pages_that_are_freed():
+    cache = plain_cache(external_pages=True)
+    with pytest.raises(ValueError, match="say by `freed`"):
+        Operator(cache)
+    taken = []
+    operator = Operator(cache, freed=lambda: taken.extend(cache.allocate(cache.free_pages())), timeout=120)
+    for prompt in (AB, D):
+        cache.insert(prompt, np.arange(len(prompt) // 2, dtype=np.int32) + 2 * (prompt == D))
+    with ticking(cache):
+        operator.forget(AB)
+        assert len(taken) == 2
+        operator.flush("device")
+        assert sorted(taken) == [0, 1, 2]
+        with pytest.raises(ControlError, match="reset its cache"):
+            operator.reset()
+    assert (cache.free_pages(), cache.lent_pages()) == (0, 8)
 
 
 def test_a_cache_of_several_processes_has_no_operator():

@@ -50,7 +50,7 @@ def nodes(index, node, value):
 
 
 def order(state):
-    older, newer = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
+    older, newer, _ = state.orders[CONFIG.layout.order(Tier.DEVICE, 1)]
     head = CONFIG.layout.head(0, 0)
     older[: CONFIG.layout.rows] = newer[: CONFIG.layout.rows] = NONE
     older[head] = newer[head] = head

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -209,11 +210,10 @@ class BlockTable:
     def _event(self, nodes: np.ndarray, label: Label, medium: str) -> BlockStored:
         above = int(self._parents[nodes[0]])
         tokens = self._tokens[nodes]
+        listed: list[Any] = tokens.reshape(-1).tolist()
         if self._bigrams:
             before = np.concatenate([self._lead[nodes][:, None], tokens[:, :-1]], axis=1)
             listed = list(zip(before.reshape(-1).tolist(), tokens.reshape(-1).tolist(), strict=True))
-        else:
-            listed = tokens.reshape(-1).tolist()
         return BlockStored(
             block_hashes=self._hashes(nodes),
             parent_block_hash=None if above >= self._roots else self._hashes(np.array([above]))[0],
@@ -229,9 +229,12 @@ class BlockTable:
 def chains_of(nodes: np.ndarray, parents: np.ndarray, depths: np.ndarray) -> list[list[int]]:
     """Nodes as paths: each goes down from one to its child, and comes after the path that has its first parent."""
     order = np.lexsort((nodes, depths))
+    nodes, parents = nodes[order], parents[order]
+    if len(nodes) and (parents[1:] == nodes[:-1]).all():
+        return [nodes.tolist()]  # what one request has brought
     chains: list[list[int]] = []
     ends: dict[int, list[int]] = {}
-    for node, parent in zip(nodes[order].tolist(), parents[order].tolist(), strict=True):
+    for node, parent in zip(nodes.tolist(), parents.tolist(), strict=True):
         chain = ends.pop(parent, None)
         if chain is None:
             chain = []

@@ -12,6 +12,7 @@ try:
 except ImportError as error:
     raise ImportError(f"the page needs {error.name}: pip install 'purecache[report]'") from error
 
+from purecache.report import wording
 from purecache.report.lanes import AREA_HEIGHT, BAR_HEIGHT, timeline
 from purecache.report.model import Report
 
@@ -31,8 +32,8 @@ def page_of(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": views.count, "percent": views.percent, "name": views.name_of}
-    environment.globals["moment"] = lambda value: views.moment(report, value)
+    environment.filters |= {"count": wording.count, "percent": wording.percent, "name": wording.name_of}
+    environment.globals["moment"] = lambda value: wording.moment(report, value)
     shares = views.hit_shares(report)
     return environment.get_template("page.html").render(
         report=report,

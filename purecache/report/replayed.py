@@ -33,7 +33,7 @@ def report_of_recording(
     samples: how many are taken, about. made: what to say of how it was made. `progress(count)` after events.
     Raises Unusable where the recording makes no sense.
     """
-    player, config = Player(recording), recording.config
+    player, config = Player(recording, kept_bytes=1), recording.config  # it never goes back
     gap = max(1, len(recording) // max(1, samples))
     watch = Watch(config)
     at, books = [0.0], [player.array("books")]

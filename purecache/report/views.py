@@ -8,6 +8,7 @@ from purecache.report.geometry import Tick, line, places, stacked, window_shares
 from purecache.report.lanes import worth_showing
 from purecache.report.model import Prefix, Report
 from purecache.report.treemap import Cell, tree_map
+from purecache.report.wording import amount, count, moment, name_of, percent
 
 ACCOUNTS = ("used", "protected", "evictable", "lent", "in_flight", "free")
 """From the bottom of a chart to its top."""
@@ -23,7 +24,7 @@ EVICTIONS = {
     "evicted_device_pages": "device",
     "evicted_host_pages": "host",
     "evicted_disk_pages": "disk",
-    "dropped_pages": "dropped without a copy",
+    "dropped_pages": "of these without a copy",
 }
 REFUSALS = {
     "refusals": "of all kinds",
@@ -102,23 +103,6 @@ class Block:
     """What fits into it."""
     text: str
     """All of it, as a sentence."""
-
-
-def count(value: float) -> str:
-    """A count in full."""
-    return f"{value:,.0f}"
-
-
-def percent(share: float) -> str:
-    """A share of 1 in percent."""
-    if 0 < share < 0.0005:
-        return "< 0.1 %"
-    return f"{100 * share:.1f} %"
-
-
-def name_of(name: str) -> str:
-    """A name as it is shown."""
-    return {"computed": "not cached", "in_flight": "in flight"}.get(name, name.replace("_", " "))
 
 
 def hit_shares(report: Report) -> dict[str, float]:
@@ -299,16 +283,6 @@ def transfers_table(report: Report) -> Table:
         for each in sorted(chosen, key=lambda each: each.begun)
     ]
     return Table(("kind", "pool", "rank", "pages", "begun", "ended", "outcome"), tuple(rows))
-
-
-def moment(report: Report, value: float) -> str:
-    """A place on the axis in full."""
-    return f"{value:,.{1 if abs(value) >= 1000 else 3}f}" if report.axis == "seconds" else count(value)
-
-
-def amount(number: float, noun: str) -> str:
-    """A count with what is counted."""
-    return f"{count(number)} {noun}" + "s" * (number != 1)
 
 
 def _known(names: Iterable[str], order: Sequence[str]) -> list[str]:

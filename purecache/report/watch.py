@@ -53,9 +53,11 @@ class Watch:
         used = np.flatnonzero(table[Ledger.OPERATION_KIND] != NONE).tolist()
         now = {(number, int(generations[number])): number for number in used}
         gone = [(key, self._open.pop(key)) for key in list(self._open) if key not in now]
-        # A reset gives every number a new generation at once, also those that were never used.
-        steps = generations - self._generations if gone else generations * 0
-        reset, unseen = bool((steps > 0).all()), int(steps.sum()) > len(gone)
+        reset = unseen = False
+        if gone:
+            # A reset gives every number a new generation at once, also those that were never used.
+            steps = generations - self._generations
+            reset, unseen = bool((steps > 0).all()), int(steps.sum()) > len(gone)
         self._generations = generations
         for key, number in now.items():
             if key not in self._open:

@@ -46,7 +46,10 @@ def best_by_size(rows: Sequence[Sized]) -> list[Sized]:
 
 
 def smallest_enough(rows: Sequence[Sized]) -> Sized:
-    """The smallest configuration (device first, then host, then disk) that saves `ENOUGH` of the most saved."""
+    """The smallest configuration (device first, then host, then disk) that saves `ENOUGH` of the most saved.
+
+    One of them must save something.
+    """
     best = best_by_size(rows)
     most = max(row.seconds for row in best)
     return next(row for row in best if row.seconds >= ENOUGH * most)
@@ -62,9 +65,10 @@ def advice(rows: Sequence[Sized], knee: Knee, page_bytes: float) -> list[str]:
         f"LRU bends at {size(knee.pages)}: it finds {knee.rate:.3f} of all tokens there, "
         f"and {knee.most:.3f} without end. Below that size a byte brings more than on average, above it less."
     ]
-    chosen, most = smallest_enough(rows), max(rows, key=lambda row: row.seconds)
+    most = max(rows, key=lambda row: row.seconds)
     if most.seconds <= 0:
         return [*lines, "No configuration saves time: what loading costs outweighs what was found."]
+    chosen = smallest_enough(rows)
     tiers = [("device", chosen.device_pages), ("host", chosen.host_pages), ("disk", chosen.disk_pages)]
     parts = ", ".join(f"{tier} {size(pages)}" for tier, pages in tiers if pages)
     lines.append(

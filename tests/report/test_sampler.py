@@ -9,7 +9,9 @@ from support import new_cache, serve, settle, tiny
 
 from purecache import CacheConfig
 from purecache.report import Sampler, from_json
+from purecache.report.readings import settings_of, stocks_of
 from purecache.report.watch import Watch
+from purecache.state import Checkpoint, PoolSpec, Window
 from purecache.state.layout import Account, Ledger, Scalar, Tier, TransferKind
 
 
@@ -235,3 +237,35 @@ def test_a_reset_forgets_what_is_under_way():
     tables.ledger[Ledger.OPERATION_KIND] = -1
     tables.ledger[Ledger.OPERATION_GENERATION] += 1
     assert tables.look() == ["forgotten"]
+
+
+def test_other_pools_have_stocks_and_transfers_of_their_own():
+    config = CacheConfig(page_size=2, device_pages=8, host_pages=8, ranks=2).register_pool(
+        PoolSpec("states", Checkpoint(), device_pages=3, host_pages=5)
+    )
+    layout = config.layout
+    books = [np.arange(layout.books, dtype=np.int32) + 1000 * number for number in range(3)]
+    stocks = {(stock.tier, stock.pool, stock.rank): stock for stock in stocks_of(config, books)}
+    assert len(stocks) == 2 * 2 * 2
+    assert {key: stock.capacity for key, stock in stocks.items() if key[2] == 1} == {
+        ("device", "kv", 1): 8, ("host", "kv", 1): 8, ("device", "states", 1): 3, ("host", "states", 1): 5
+    }  # fmt: skip
+    index = layout.account(Account.LENT, Tier.HOST, 1, 1)
+    assert stocks["host", "states", 1].accounts["lent"] == (index, index + 1000, index + 2000)
+    tables = Tables(operations=config.max_operations)
+    tables.watch = Watch(config)
+    tables.begin(2, 1)
+    tables.ledger[[Ledger.OPERATION_POOL, Ledger.OPERATION_RANK], 2] = 1
+    tables.look()
+    (seen,) = tables.watch.open()
+    assert (seen.kind, seen.pool, seen.rank) == ("backup", "states", 1)
+
+
+def test_settings_say_all_but_the_secret():
+    config = CacheConfig(page_size=2, device_pages=8, seed=12345).register_pool(
+        PoolSpec("window", Window(4), device_pages=3)
+    )
+    shown = settings_of(config)
+    assert shown["policy"] == "lru"
+    assert shown["pool window"].startswith("Window")
+    assert "12345" not in str(shown)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.policy_model import Model, key_of, optimum
 from benchmarks.tier_model import TIERINGS, Tiers
-from purecache import CacheConfig, PrefixCache
+from purecache import CacheConfig, Load, PrefixCache
 
 BLOCK = 512
 NEVER = 1 << 30
@@ -188,9 +188,8 @@ class Runner:
             page_size=1, device_pages=self._largest, host_pages=self._host, load_back_threshold=0, **candidate.options
         )
         cache = PrefixCache(config, smallest=self._smallest)
-        spare = self._largest - capacity
-        while spare:
-            spare -= len(cache.allocate(min(spare, self._smallest)))
+        for spare in range(0, self._largest - capacity, self._smallest):
+            cache.allocate(min(self._largest - capacity - spare, self._smallest))
         found, times = [], candidate.options["policy"] == "retention"
         for request in tqdm(self._requests, desc=f"{candidate.name}, {capacity} pages", leave=False):
             if times:
@@ -204,7 +203,7 @@ class Runner:
         hit, pages = match.device_length, match.device_pages
         if match.host_length:
             loaded = cache.load_back(match)
-            if hasattr(loaded, "pages"):
+            if isinstance(loaded, Load):
                 hit, pages = match.length, np.concatenate([pages, loaded.pages])
                 receipt, first = cache.lock(match.node), receipt
                 cache.unlock(first)
@@ -243,14 +242,14 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             label = {"trace": path.name, "tokens": capacity * BLOCK}
             best = sum(optimum(paths, capacity)) / prompts
             yield label | {"policy": "optimum", "hits": best}
-            plain = None
+            plain: float | None = None
             for candidate in chosen:
                 found = {}
                 if options.model or options.check:
                     found["model"] = sum(modelled(requests, candidate, capacity)) / prompts
                 if not options.model:
                     found["hits"] = sum(runner.run(candidate, capacity)) / prompts
-                hits = found.setdefault("hits", found.get("model"))
+                hits = found.setdefault("hits", found.get("model", 0.0))
                 plain = hits if plain is None else plain
                 gap = (hits - plain) / max(best - plain, 1e-9)
                 yield label | {"policy": candidate.name, **found, "gap closed": gap}
@@ -273,7 +272,7 @@ def tier_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print the table; JSON lines with --json."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--tokens", nargs="+", type=float, default=[1e6, 2.9e6, 1e7], help="capacities")
     parser.add_argument("--policies", nargs="*", metavar="NAME", help=f"of {[each.name for each in CANDIDATES]}")

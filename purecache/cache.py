@@ -55,7 +55,7 @@ class PrefixCache:
         self._programs = self._driver.programs
         self._inputs = Inputs(config, self._programs)
         self._replies = Replies(config)
-        self._observers = Observers()
+        self._observers: Observers[PrefixCache] = Observers()
         self._resizing = Resizing(config, self._driver)
         self._forgetting = Forgetting(config, self._driver, self._inputs)
 
@@ -315,11 +315,11 @@ class PrefixCache:
         self._observers.ticked(self)
         return ended
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: "Observer[PrefixCache]") -> None:
         """Call `observer.ticked(cache)` at the end of every tick. Raises ValueError if it observes already."""
         self._observers.add(observer)
 
-    def unobserve(self, observer: Observer) -> None:
+    def unobserve(self, observer: "Observer[PrefixCache]") -> None:
         """Undo `observe`. Raises ValueError if it does not observe."""
         self._observers.remove(observer)
 

@@ -99,9 +99,12 @@ def _sizes(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]:
         return int(sample.books[layout.account(account, tier, rank)]) * width
 
     for rank in range(config.ranks):
-        where, whole = {"dp_rank": str(rank)}, config.device_pages * width
+        where = {"dp_rank": str(rank)}
+        # What an operator took out of use is neither used nor there.
+        whole = config.device_pages * width - of(Account.WITHHELD, Tier.DEVICE, rank)
+        host = config.host_pages * width - of(Account.WITHHELD, Tier.HOST, rank)
         free, evictable = (of(account, Tier.DEVICE, rank) for account in (Account.FREE, Account.EVICTABLE))
-        used, host = whole - free - evictable, config.host_pages * width
+        used, host_used = whole - free - evictable, host - of(Account.FREE, Tier.HOST, rank)
         for name, text, value in (
             ("kv_available_tokens", "Free tokens of the kv pool on device.", free),
             ("kv_evictable_tokens", "Tokens on device that eviction can free.", evictable),
@@ -110,7 +113,7 @@ def _sizes(sample: Sample, config: CacheConfig, prefix: str) -> Iterator[Point]:
             ("token_usage", "Share of the kv pool that is used.", used / whole),
             ("full_token_usage", "As token_usage.", used / whole),
             ("max_total_num_tokens", "Tokens of the kv pool on device.", whole),
-            ("hicache_host_used_tokens", "Tokens of host memory in use.", host - of(Account.FREE, Tier.HOST, rank)),
+            ("hicache_host_used_tokens", "Tokens of host memory in use.", host_used),
             ("hicache_host_total_tokens", "Tokens of host memory.", host),
         ):
             yield Point(f"{prefix}:{name}", "gauge", text, where, value)

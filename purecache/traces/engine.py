@@ -9,7 +9,7 @@ from purecache import PrefixCache
 from purecache.answers import Load, Receipt
 from purecache.driver import control_device
 from purecache.state import as_jax
-from purecache.state.layout import TIERS, Account, Tier
+from purecache.state.layout import TIERS, Account
 from purecache.traces.disk import Disk, Reading
 from purecache.traces.setting import RunSetting
 from purecache.traces.withheld import roomy, width_for, withheld_state
@@ -40,8 +40,6 @@ class Engine:
         self.trace, self.setting = trace, setting
         config = setting.config(trace.page_tokens)
         large = roomy(config)
-        self._withheld = {Tier.DEVICE: large.device_pages - config.device_pages}
-        self._withheld[Tier.HOST] = large.host_pages - config.host_pages
         self.cache = PrefixCache(large, smallest=width_for(trace.largest))
         state = as_jax(withheld_state(config, large), control_device())
         self.cache._driver._current[:] = [(jax.tree.leaves(state), None)]
@@ -93,8 +91,8 @@ class Engine:
         """Pages by tier and account, for `Moment.pages`."""
         found = {}
         for tier in TIERS:
-            here = {each.name.lower(): self.cache.pages(each, tier) for each in Account}
-            here["lent"] -= self._withheld[tier]
+            accounts = (each for each in Account if each is not Account.WITHHELD)
+            here = {each.name.lower(): self.cache.pages(each, tier) for each in accounts}
             found[tier.name.lower()] = here
         used = len(self.disk) if self.disk else 0
         return {**found, "disk": {"free": self.setting.disk_pages - used, "used": used}}

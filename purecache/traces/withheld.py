@@ -1,6 +1,6 @@
 """Small caches inside the arrays of a large one, so that capacities are data and one set of programs serves them all.
 
-Pages beyond a capacity are lent from the start, and never come back.
+Pages beyond a capacity are out of use from the start, as after `PrefixCache.resize`.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from purecache.state import CacheConfig, CacheState, empty_state
-from purecache.state.layout import LENT, NONE, Account, Scalar, Shelf, Tier
+from purecache.state.layout import NONE, WITHHELD, Account, Scalar, Shelf, Tier
 
 LEAST_DEVICE, LEAST_HOST = 1 << 13, 1 << 16
 """Pages of the smallest large cache: small traces, and most others, share its programs."""
@@ -50,8 +50,8 @@ def withheld_state(config: CacheConfig, large: CacheConfig) -> CacheState:
     for tier, capacity in ((Tier.DEVICE, config.device_pages), (Tier.HOST, config.host_pages)):
         first, size = layout.shelf(tier), layout.capacity(tier)
         stack = shelves[Shelf.FREE_PAGES, first : first + size]
-        shelves[Shelf.OWNERS, first + stack[capacity:]] = LENT
+        shelves[Shelf.OWNERS, first + stack[capacity:]] = WITHHELD
         stack[capacity:] = NONE
         books[layout.account(Account.FREE, tier, 0)] = capacity
-        books[layout.account(Account.LENT, tier, 0)] = size - capacity
+        books[layout.account(Account.WITHHELD, tier, 0)] = size - capacity
     return state.replace(books=books, shelves=shelves)

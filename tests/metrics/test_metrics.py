@@ -133,6 +133,24 @@ def test_every_page_is_in_an_account(three_tiers):
         assert of(found, "sglang:token_usage", dp_rank=rank) == parts[2] / 16
 
 
+def test_pages_out_of_use_are_neither_there_nor_used():
+    cache, _ = new_cache(tiny(), check_laws=False)
+    metrics = Metrics()
+    metrics.watch(cache)
+    whole = cache.config.device_pages, cache.config.host_pages
+    cache.resize(device_pages=whole[0] - 2, host_pages=whole[1] - 1, rank=0)
+    cache.tick()
+    found = scraped(metrics)
+    for name, pages in (
+        ("max_total_num_tokens", whole[0] - 2),
+        ("kv_available_tokens", whole[0] - 2),
+        ("kv_used_tokens", 0),
+        ("hicache_host_total_tokens", whole[1] - 1),
+        ("hicache_host_used_tokens", 0),
+    ):
+        assert of(found, f"sglang:{name}", dp_rank="0") == pages * cache.config.page_size
+
+
 def test_failures_and_refusals_by_class():
     cache, gate = new_cache(tiny(), check_laws=False)
     metrics = Metrics({"model_name": "m"}, prefix="other")

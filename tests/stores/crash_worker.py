@@ -5,19 +5,21 @@ package of that name is put in place before the first import, and lets `purecach
 """
 
 import hashlib
+import importlib.util
 import math
 import os
 import random
 import sys
 import time
 import types
-from pathlib import Path
 
 BARE = {**os.environ, "PURECACHE_TESTS_BARE": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 """The environment of a process that imports no JAX; with the option -S it starts faster still."""
 if "PURECACHE_TESTS_BARE" in os.environ:
     bare = types.ModuleType("purecache")
-    bare.__path__ = [str(Path(__file__).parents[2] / "purecache")]
+    found = importlib.util.find_spec("purecache")  # which imports nothing, and finds an installed package, too
+    assert found is not None
+    bare.__path__ = list(found.submodule_search_locations or ())
     sys.modules["purecache"] = bare
 
 from purecache.stores import envelope  # noqa: E402

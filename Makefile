@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test docs test-stores store-engines test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test docs test-stores store-engines browser test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
@@ -27,6 +27,11 @@ store-engines: $(READY)
 	    echo "no redis-server or libibverbs1 here: their tests are skipped"
 	-@$(BIN)/python -m pip install -q 'redis[hiredis]>=8' 'mooncake-transfer-engine-non-cuda==0.3.13.post1'
 	-@$(BIN)/python -m pip install -q --no-deps 'nixl-cu12==1.5.1'
+
+# The browser that the tests of `purecache report` open pages with, where this user may install it; else they are skipped.
+browser:
+	-@command -v chromium chromium-browser google-chrome >/dev/null || (apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 || echo "no Chromium here: its tests are skipped"
 
 lint: $(READY)
 	$(BIN)/ruff check .

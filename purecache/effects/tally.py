@@ -50,4 +50,4 @@ class Tally:
 
     def now(self) -> dict[tuple[TransferKind, int], Moved]:
         """A copy of the totals, by kind and pool."""
-        return {key: Moved(*pages, self._seconds[key].now()) for key, pages in self._pages.items()}
+        return {key: Moved(good, bad, self._seconds[key].now()) for key, (good, bad) in self._pages.items()}

@@ -78,6 +78,11 @@ class InsertResult(int):
         return int(self)
 
 
+def _name_of(req: Any) -> str:
+    """What log lines call a request: nothing that a line is for may depend on it."""
+    return str(getattr(req, "rid", ""))
+
+
 class SchedulerCache(ABC):
     """A prefix cache with the methods and attributes that schedulers of the sglang family use.
 
@@ -182,7 +187,7 @@ class SchedulerCache(ABC):
             self.ask_storage(req, tokens)
         found = self.slots.match(row, owner, remember=self.prefetches.tier is not None)
         if req is not None:
-            log("matched", str(req.rid), prompt_tokens=len(row), device=len(found.slots), host=found.host_length)
+            log("matched", _name_of(req), prompt_tokens=len(row), device=len(found.slots), host=found.host_length)
         return found
 
     def ask_storage(self, req: Any, tokens: Sequence[int]) -> None:
@@ -240,7 +245,7 @@ class SchedulerCache(ABC):
             self._states_taken(req, offered, held, ended=True)
         else:
             self.slots.drop(row[tree_part(req) :], receipt, owner)
-        log("finished", str(req.rid), tokens=length, kept=bool(is_insert and length))
+        log("finished", _name_of(req), tokens=length, kept=bool(is_insert and length))
         record.counted = 0
 
     def _receipt(self, req: Any) -> Receipt | None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from purecache import program_files
 from purecache.entries import Entry, entries
 from purecache.meshes import no_mesh
 from purecache.state import NONE, CacheState
@@ -28,17 +29,19 @@ SMALLEST = 16
 class Program:
     """One compiled transition: `run(leaves, command)` returns the leaves of the new state, and what `answer` reads."""
 
-    def __init__(self, entry: Entry, layout: Layout, size: int, state: CacheState) -> None:
-        """Compile for states like `state`, on the device that holds it."""
+    def __init__(self, name: str, entry: Entry, layout: Layout, size: int, state: CacheState) -> None:
+        """Compile for states like `state`, on the device that holds it; or load, if it was compiled before."""
         self._entry, self._static = entry, (size,) if entry.takes_size else ()
         self._leaves, self._arguments = jax.tree.flatten(entry.arguments(layout, size))
         self._ends = np.cumsum([0, *(math.prod(leaf.shape) for leaf in self._leaves)]).tolist()
         command = jax.ShapeDtypeStruct((self._ends[-1],), np.int32)
         leaves, self._state = jax.tree.flatten(state)
         self._traced, self._whole = jax.jit(self._apply), jax.jit(self._transition)
+        key = (name, size, layout, [(leaf.shape, leaf.dtype) for leaf in leaves], state.books.sharding)
+        found = program_files.load(key)
         with no_mesh():
-            _, effects, reply = self._traced.eval_shape(state, command)
-        shapes, self._answer = jax.tree.flatten((effects, reply))
+            answer = found[1] if found else self._traced.eval_shape(state, command)[1:]
+        shapes, self._answer = jax.tree.flatten(answer)
         # Numbers before arrays, so that reading them all is one operation.
         self._order = sorted(range(len(shapes)), key=lambda leaf: bool(shapes[leaf].shape))
         self._back = [self._order.index(leaf) for leaf in range(len(shapes))]
@@ -51,7 +54,9 @@ class Program:
         # Ahead of time: what a process sets later (a mesh, a default device) can't make it be traced again.
         with no_mesh():
             marked = jax.jit(self._marked, donate_argnums=0, keep_unused=True)
-            self.compiled = marked.lower(leaves, command).compile()
+            self.compiled = found[0] if found else marked.lower(leaves, command).compile()
+        if not found:
+            program_files.save(key, self.compiled, answer)
         self.run: Callable[[list[Any], np.ndarray], tuple[list[Any], Any]] = self.compiled
         """Leaves of the state, which are donated, and a command: leaves of the new state, and what `answer` reads."""
 
@@ -156,7 +161,7 @@ class ProgramTable:
             size = size if self._entries[name].sized else 0
             key = (name, size, self._layout, self._shape.books.sharding)
             if key not in _compiled:
-                _compiled[key] = Program(self._entries[name], self._layout, size, self._shape)
+                _compiled[key] = Program(name, self._entries[name], self._layout, size, self._shape)
             program = self._programs[name, size] = _compiled[key]
         return program
 

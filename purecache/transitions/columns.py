@@ -22,14 +22,16 @@ View = TypeVar("View")
 
 def look(state: CacheState, view: Callable[..., View], *args: Any) -> tuple[CacheState, View]:
     """`view(state, *args)`, isolated. Returns the state whose later writes come after this read, and the view."""
-    shapes = jax.eval_shape(view, state, *args)
+    seen: list[View] = []
 
     def always(state: CacheState, *args: Any) -> tuple[Any, jax.Array]:
-        return view(state, *args), state.token
+        seen.append(view(state, *args))
+        return seen[-1], state.token
 
     def never(state: CacheState, *args: Any) -> tuple[Any, jax.Array]:
-        # Made from the token, as every constant here would cost each call an allocation.
-        nothing = jax.tree.map(lambda leaf: jnp.broadcast_to(state.token, leaf.shape).astype(leaf.dtype), shapes)
+        # `cond` traces its first branch first, which spares tracing the view once more for its shapes. Made from the
+        # token, as every constant here would cost each call an allocation.
+        nothing = jax.tree.map(lambda leaf: jnp.broadcast_to(state.token, leaf.shape).astype(leaf.dtype), seen[-1])
         return nothing, ~state.token
 
     value, token = lax.cond(state.token >= 0, always, never, state, *args)
@@ -99,4 +101,5 @@ def count(state: CacheState, **amounts: Any) -> CacheState:
 def book(state: CacheState, account: Any, tier: Tier, rank: Any, amount: Any, pool: Any = 0) -> CacheState:
     """Add `amount` pages to an account of a tier, rank and pool. A program may find out the account; NONE is none."""
     index = masked(jnp.asarray(account) >= 0, state.layout.account(account, tier, rank, pool))
-    return state.replace(books=set_entry(state.books, index, state.books[index] + amount))
+    change = jnp.asarray(amount, state.books.dtype)
+    return state.replace(books=_write_one(state.books, [], index, change, lambda old, new: old + new))

@@ -9,7 +9,7 @@ from jax import lax
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, Account, Column, Scalar, Tier, TransferKind
 from purecache.transitions.columns import add, count, look, masked, put, set_entry, when
-from purecache.transitions.nodes import drop_host_page, drop_host_subtree, is_empty, prune, remove
+from purecache.transitions.nodes import drop_host_page, drop_host_subtree, list_bared, remove_empty
 from purecache.transitions.operations import Handle, extend_operation, open_operation
 from purecache.transitions.orders import arrive, drop_entry
 from purecache.transitions.pages import free_count, give_pages, own_pages, take_pages
@@ -40,10 +40,9 @@ def evict_host_pages(state: CacheState, rank: jax.Array, number: jax.Array, size
             return parent, page, *departing(state, Tier.HOST, node)
 
         state, (parent, page, follower, due) = look(state, plan)
-        state = remove(drop_host_page(state, node, rank), node)
-        state, empty = look(state, is_empty, parent)
-        state = when(empty, lambda state: prune(state, parent), state)
-        state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, due, masked(~empty, parent))
+        state, stays = remove_empty(drop_host_page(state, node, rank), node)
+        state = list_bared(state, masked(stays != parent, stays))
+        state, cursor = step_back(state, Tier.HOST, rank, cursor, follower, due, masked(stays == parent, parent))
         state, cursor = seek(state, Tier.HOST, rank, cursor)
         return state, cursor, freed + 1, set_entry(pages, freed, page)
 
@@ -133,12 +132,8 @@ def _leave_device(state: CacheState, rank: jax.Array, node: jax.Array) -> tuple[
     state = arrive(state, Tier.HOST, masked(on_host, node), rank)
     lost = ~on_host & ~pending
 
-    def forget(state: CacheState) -> CacheState:
-        state = drop_host_subtree(state, node, rank)
-        state, empty = look(state, is_empty, node)
-        return when(empty, lambda state: remove(state, node), state)
-
-    return count(when(lost, forget, state), DROPPED_PAGES=lost), values
+    state = when(lost, lambda state: drop_host_subtree(state, node, rank, whole=True), state)
+    return count(state, DROPPED_PAGES=lost), values
 
 
 def _copy_values(state: CacheState, rank: jax.Array, node: jax.Array, copied: jax.Array, sweep: _Sweep) -> Any:

@@ -11,6 +11,7 @@ from purecache.state.layout import NONE, PAGES, TIERS, Column, Scalar, Stored, T
 from purecache.transitions.columns import count, look, masked, put, when
 from purecache.transitions.orders import drop_entry, listed, place, rule
 from purecache.transitions.pages import give_pages
+from purecache.transitions.scans import repeat
 from purecache.transitions.standing import set_pages
 from purecache.transitions.values import drop_values
 from purecache.transitions.walk import bucket_of, namespace_of, page_at
@@ -100,8 +101,7 @@ def remove(state: CacheState, node: jax.Array) -> CacheState:
 
     state, (parent, after, before) = look(state, plan)
     state = when(node != parent + 1, lambda state: drop_from_hash(state, node), state)
-    for tier in TIERS:
-        state = drop_entry(state, tier, node)
+    state = repeat(state.token, len(TIERS), lambda tier, state: drop_entry(state, tier, node), state)
     state = put(state, "nodes", (Column.FIRST_CHILD, masked(before == NONE, parent)), after)
     state = put(state, "nodes", (Column.NEXT_SIBLING, before), after)
     state = put(state, "nodes", (Column.PREVIOUS_SIBLING, after), before)
@@ -129,9 +129,14 @@ def is_empty(state: CacheState, node: jax.Array) -> jax.Array:
 
 
 def prune(state: CacheState, node: jax.Array) -> CacheState:
+    """`remove_empty`; a page that only host has, and that is a leaf now, is the next victim unless it is listed."""
+    return list_bared(*remove_empty(state, node))
+
+
+def remove_empty(state: CacheState, node: jax.Array) -> tuple[CacheState, jax.Array]:
     """Remove `node` if it is empty, then its parent if that has become empty, and so on upwards.
 
-    A page that only host has, and that is a leaf now, is the next victim unless it is listed already.
+    Returns the state and the first that stays.
     """
 
     def up(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
@@ -139,8 +144,11 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
         state, parent = look(state, lambda state: state.nodes[Column.PARENT, node])
         return remove(state, node), parent
 
-    def more(carry: tuple[CacheState, jax.Array]) -> jax.Array:
-        return is_empty(*carry)
+    return lax.while_loop(lambda carry: is_empty(*carry), up, (state, node))
+
+
+def list_bared(state: CacheState, node: jax.Array) -> CacheState:
+    """Make `node`, which lost what was below it, the next victim of the host tier, if it is one and is not listed."""
 
     def plan(state: CacheState, node: jax.Array) -> tuple[jax.Array, ...]:
         device, host, incoming = (state.nodes[row, node] for row in PAGES)
@@ -149,7 +157,6 @@ def prune(state: CacheState, node: jax.Array) -> CacheState:
         next_victim = leaf & (host >= 0) & (device < 0) & (incoming < 0) & wanted
         return masked(next_victim, node), state.nodes[Column.RANK, node]
 
-    state, node = lax.while_loop(more, up, (state, node))
     state, (survivor, rank) = look(state, plan, node)
     return place(state, Tier.HOST, survivor, rank, rule(state, Scalar.NEWEST_FIRST))
 
@@ -177,9 +184,9 @@ def following(state: CacheState, node: jax.Array) -> jax.Array:
     return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.nodes[Column.PARENT, node])
 
 
-def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> CacheState:
+def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array, whole: bool = False) -> CacheState:
     """Free the host pages of everything below `top`, which lost its own page, and its values there: nothing can be
-    reached through it.
+    reached through it. `whole` (static): take `top` itself out of the tree too, if nothing holds it.
 
     A node that an operation or a receipt holds stays as an empty node and goes when it is let go; only a page that is
     being loaded stays with it. (A store has its bytes once it is dispatched, a prefetch needs the node alone.) Nodes
@@ -197,5 +204,6 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array) -> Cac
         return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
 
     state = drop_values(state, rank, top, Tier.HOST)[0]
-    state, start = look(state, leftmost, top)
-    return lax.while_loop(lambda carry: carry[1] != top, visit, (state, start))[0]
+    state, (start, behind) = look(state, lambda state: (leftmost(state, top), following(state, top)))
+    end = behind if whole else top
+    return lax.while_loop(lambda carry: carry[1] != end, visit, (state, start))[0]

@@ -7,11 +7,8 @@ import jax.numpy as jnp
 
 from purecache.state.cache_state import CacheState
 from purecache.state.layout import NONE, PAGES, TIERS, Account, Column, Tier
-from purecache.transitions.columns import book, look, put
+from purecache.transitions.columns import book, look, masked, put
 from purecache.transitions.scans import end_of, repeat
-
-HELD = (Account.EVICTABLE, Account.PROTECTED, Account.IN_FLIGHT)
-"""The accounts of pages that nodes hold; FREE and LENT are kept by the free-lists."""
 
 
 def device_account(device: Any, host: Any, incoming: Any, device_locks: Any) -> Any:
@@ -88,7 +85,6 @@ def set_pages(state: CacheState, rank: jax.Array, nodes: jax.Array, **pages: Any
     for name in pages:
         state = put(state, "nodes", (PAGES[Tier[name.upper()]], nodes), getattr(after, name))
     for tier, old, new in zip(TIERS, accounts_of(before), accounts_of(after), strict=True):
-        for account in HELD:
-            change = (new == account).astype(jnp.int32) - (old == account)
-            state = book(state, account, tier, rank, jnp.where(nodes >= 0, change, 0))
+        state = book(state, masked(nodes >= 0, old), tier, rank, -1)
+        state = book(state, masked(nodes >= 0, new), tier, rank, 1)
     return state

@@ -28,7 +28,7 @@ def state_of(pages):
 @functools.cache
 def program(name, pages):
     state = state_of(pages)
-    return Program(TABLE[name], state.layout, SIZE, jax.eval_shape(lambda: state)), state
+    return Program(name, TABLE[name], state.layout, SIZE, jax.eval_shape(lambda: state)), state
 
 
 def big_copies(compiled, state, capacity):

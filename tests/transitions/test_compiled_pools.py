@@ -30,7 +30,7 @@ def state():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_program_updates_the_state_in_place(name, state):
-    made = Program(TABLE[name], CONFIG.layout, SIZE, jax.eval_shape(lambda: state))
+    made = Program(name, TABLE[name], CONFIG.layout, SIZE, jax.eval_shape(lambda: state))
     report = made.report()
     assert report["aliased_bytes"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert not big_copies(made.compiled, state, PAGES)

@@ -1,0 +1,90 @@
+"""Compiled transitions on disk, so that the next process neither traces nor compiles them.
+
+JAX's own cache of compiled programs spares compiling, but not tracing, which takes as long. So where that cache is
+switched on (`JAX_COMPILATION_CACHE_DIR`) and is a folder, whole executables are kept in it, too: one file per program,
+named by a digest of all that it is made from. As with that cache, who can write there can make this process run their
+code. A file that can't be read or written is a miss.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+
+SOURCES = ("state", "transitions", "entries.py", "programs.py", "program_files.py", "meshes.py")
+"""What a program is made from, below this folder."""
+_log = logging.getLogger(__name__)
+
+
+def folder() -> Path | None:
+    """Where programs are kept, or None."""
+    place = jax.config.jax_compilation_cache_dir
+    if not place or not jax.config.jax_enable_compilation_cache or "://" in place:
+        return None
+    return Path(place) / "purecache"
+
+
+def load(key: Any) -> tuple[jax.stages.Compiled, Any] | None:
+    """The program saved under `key`, and what was saved with it; None if there is none."""
+    place = folder()
+    if place is None:
+        return None
+    try:
+        about, *parts = pickle.loads((place / _name(key)).read_bytes())
+        return deserialize_and_load(*parts, backend="cpu"), about
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # of another version, cut short, no permission: it is compiled instead
+        _log.debug("a program kept on disk is of no use: %s", error)
+        return None
+
+
+def save(key: Any, compiled: jax.stages.Compiled, about: Any) -> None:
+    """Keep a program of the CPU backend, and what its user wants to know about it."""
+    place = folder()
+    if place is None:
+        return
+    try:
+        content = pickle.dumps((about, *serialize(compiled)))
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place, delete=False) as file:
+            file.write(content)
+        os.replace(file.name, place / _name(key))
+    except Exception as error:  # a full disk, an executable that can't be written: the next process compiles it
+        _log.debug("a program was not kept on disk: %s", error)
+
+
+def _name(key: Any) -> str:
+    """Name of the file of a program: also of the machine and of the versions, in which it is of use."""
+    given = (key, os.environ.get("XLA_FLAGS"), jax.config.jax_enable_x64, len(jax.devices("cpu")))
+    return hashlib.blake2b(f"{_origin()} {given!r}".encode(), digest_size=20).hexdigest()
+
+
+@functools.cache
+def _origin() -> str:
+    """Digest of the sources of programs, of the compiler, and of the processor that they are compiled for."""
+    digest, home = hashlib.blake2b(digest_size=20), Path(__file__).parent
+    for name in SOURCES:
+        place = home / name
+        for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+            digest.update(file.read_bytes())
+    digest.update(repr((sys.version, jax.__version__, jaxlib.__version__, _processor())).encode())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

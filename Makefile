@@ -13,7 +13,7 @@ demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # The tests of the storage engines, with the real ones: docs/stores.md. What can't be had here is skipped, and named.
 test-stores: store-engines

@@ -2,6 +2,9 @@
 
 Compiled programs are kept on disk: the workers of one run, the processes that tests start, and later runs share them.
 All of them use the CPU backend, whatever the machine has: accelerators are the business of `purecache doctor`.
+
+Most of the time goes into compiling, so LLVM optimises nothing here; XLA's own passes, which decide what is copied, are
+as ever. With XLA_FLAGS set, to nothing or to something else, the tests run what users run.
 """
 
 import ctypes
@@ -15,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
@@ -35,6 +39,19 @@ KEPT = (
     ("pool_worlds", "_PLANES"),
 )
 """What holds compiled programs for the tests that follow: (module, name of a dictionary)."""
+
+LONGEST = ("check/", "test_against_oracle", "test_hybrid_oracle", "replay/", "sglang_jax_", "storage/", "transitions/")
+"""Parts of the paths of those tests that take longest: they come first, so that the workers end together."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """One worker runs a file, or a group of files, as its tests share compiled programs."""
+    for item in items:
+        if not any(item.iter_markers("xdist_group")):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    ranks = {part: rank for rank, part in enumerate(LONGEST)}
+    items.sort(key=lambda item: min((rank for part, rank in ranks.items() if part in item.nodeid), default=len(ranks)))
 
 
 @pytest.fixture(autouse=True, scope="module")

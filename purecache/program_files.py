@@ -14,16 +14,32 @@ import pickle
 import platform
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.monitoring
 import jaxlib
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 SOURCES = ("state", "transitions", "entries.py", "programs.py", "program_files.py", "meshes.py")
 """What a program is made from, below this folder."""
 _log = logging.getLogger(__name__)
+_of_thread = threading.local()
+
+
+def _hits() -> int:
+    """How many programs JAX has taken out of its cache for this thread."""
+    return getattr(_of_thread, "hits", 0)
+
+
+def _note(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_hits":
+        _of_thread.hits = _hits() + 1
+
+
+jax.monitoring.register_event_listener(_note)
 
 
 def folder() -> Path | None:
@@ -49,11 +65,20 @@ def load(key: Any) -> tuple[jax.stages.Compiled, Any] | None:
         return None
 
 
-def save(key: Any, compiled: jax.stages.Compiled, about: Any) -> None:
-    """Keep a program of the CPU backend, and what its user wants to know about it."""
+def compile_and_save(key: Any, lowered: jax.stages.Lowered, about: Any) -> jax.stages.Compiled:
+    """Compile a program of the CPU backend, and keep it together with what its user wants to know about it.
+
+    One that comes out of JAX's cache is not kept: XLA writes it without its code, which is noticed only when it runs.
+    """
+    before = _hits()
+    compiled = lowered.compile()
     place = folder()
-    if place is None:
-        return
+    if place is not None and _hits() == before:
+        _save(place, key, compiled, about)
+    return compiled
+
+
+def _save(place: Path, key: Any, compiled: jax.stages.Compiled, about: Any) -> None:
     try:
         content = pickle.dumps((about, *serialize(compiled)))
         place.mkdir(parents=True, exist_ok=True)

@@ -54,9 +54,10 @@ class Program:
         # Ahead of time: what a process sets later (a mesh, a default device) can't make it be traced again.
         with no_mesh():
             marked = jax.jit(self._marked, donate_argnums=0, keep_unused=True)
-            self.compiled = found[0] if found else marked.lower(leaves, command).compile()
-        if not found:
-            program_files.save(key, self.compiled, answer)
+            if found:
+                self.compiled = found[0]
+            else:
+                self.compiled = program_files.compile_and_save(key, marked.lower(leaves, command), answer)
         self.run: Callable[[list[Any], np.ndarray], tuple[list[Any], Any]] = self.compiled
         """Leaves of the state, which are donated, and a command: leaves of the new state, and what `answer` reads."""
 

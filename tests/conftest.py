@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
     """One worker runs a file, or a group of files, as its tests share compiled programs."""
     for item in items:
         if not any(item.iter_markers("xdist_group")):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     ranks = {part: rank for rank, part in enumerate(LONGEST)}
     items.sort(key=lambda item: min((rank for part, rank in ranks.items() if part in item.nodeid), default=len(ranks)))
 

@@ -15,12 +15,12 @@ import platform
 import sys
 import tempfile
 import threading
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.monitoring
-import jaxlib
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 SOURCES = ("state", "transitions", "entries.py", "programs.py", "program_files.py", "meshes.py")
@@ -44,8 +44,8 @@ jax.monitoring.register_event_listener(_note)
 
 def folder() -> Path | None:
     """Where programs are kept, or None."""
-    place = jax.config.jax_compilation_cache_dir
-    if not place or not jax.config.jax_enable_compilation_cache or "://" in place:
+    place = jax.config.values["jax_compilation_cache_dir"]
+    if not place or not jax.config.values["jax_enable_compilation_cache"] or "://" in place:
         return None
     return Path(place) / "purecache"
 
@@ -91,7 +91,7 @@ def _save(place: Path, key: Any, compiled: jax.stages.Compiled, about: Any) -> N
 
 def _name(key: Any) -> str:
     """Name of the file of a program: also of the machine and of the versions, in which it is of use."""
-    given = (key, os.environ.get("XLA_FLAGS"), jax.config.jax_enable_x64, len(jax.devices("cpu")))
+    given = (key, os.environ.get("XLA_FLAGS"), jax.config.values["jax_enable_x64"], len(jax.devices("cpu")))
     return hashlib.blake2b(f"{_origin()} {given!r}".encode(), digest_size=20).hexdigest()
 
 
@@ -103,7 +103,7 @@ def _origin() -> str:
         place = home / name
         for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
             digest.update(file.read_bytes())
-    digest.update(repr((sys.version, jax.__version__, jaxlib.__version__, _processor())).encode())
+    digest.update(repr((sys.version, jax.__version__, metadata.version("jaxlib"), _processor())).encode())
     return digest.hexdigest()
 
 

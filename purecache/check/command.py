@@ -8,13 +8,14 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 
 from purecache.check.explorer import Explored, Explorer, Failure
 from purecache.check.mutants import MUTANTS
+from purecache.check.programs import programs_of
 from purecache.check.worlds import WORLDS
 
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="drain one of N new states, which is most of the work (default 1: every state)",
     )
+    parser.add_argument("--events", nargs="+", default=[], metavar="NAME", help="let only these kinds happen")
     parser.add_argument("--mutants", nargs="*", metavar="NAME", help="see that known faults are found (default: all)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON per world or mutant")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
@@ -51,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
     if unknown := set(names) - set(WORLDS):
         print(f"purecache check: no world named {sorted(unknown)}; --list shows them", file=sys.stderr)
         return 2
+    known = {kind.name for name in names for kind in programs_of(WORLDS[name]).kinds}
+    if unknown := set(options.events) - known:
+        print(f"purecache check: no events named {sorted(unknown)}; there are {sorted(known)}", file=sys.stderr)
+        return 2
     bad = False
     for name in names:
         found = explore(name, options)
@@ -61,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 def explore(name: str, options: argparse.Namespace) -> Explored:
     """Explore one world within the bounds of the flags."""
-    explorer = Explorer(WORLDS[name], options.give_back_every)
+    explorer = Explorer(replace(WORLDS[name], events=tuple(options.events)), options.give_back_every)
     with _progress(name, options.quiet) as (compiling, exploring):
         return explorer.run(options.states, options.seconds, options.depth, exploring, compiling)
 

@@ -59,7 +59,10 @@ class Programs:
 
     def __init__(self, world: World) -> None:
         self.world, self.packing = world, Packing(world)
-        self.kinds = [*request_kinds(world), *transfer_kinds(world), *control_kinds(world)]
+        kinds = [*request_kinds(world), *transfer_kinds(world), *control_kinds(world)]
+        if unknown := set(world.events) - {kind.name for kind in kinds}:
+            raise ValueError(f"world {world.name} has no events named {sorted(unknown)}")
+        self.kinds = [kind for kind in kinds if not world.events or kind.name in world.events]
         self.settings = jnp.asarray(self.packing.settings)
         # A step of one pool names at most all pages of a prompt; an eviction for room, those of the device.
         self._entries = world.config.layout.pools * 2 * (world.size + 1)

@@ -20,7 +20,7 @@ class World:
     with all prompts, in every rank. priorities: those that requests have. times: how many there are, the first is 0.
     storage: whether pages are stored and prefetched. control: whether tiers are made smaller and larger, and prompts
     are forgotten. one_bucket: let all pages collide in the hash table. exact: tell states apart that differ in node
-    ids.
+    ids. events: the kinds of events that happen, () for all.
     """
 
     name: str
@@ -35,6 +35,7 @@ class World:
     control: bool = False
     one_bucket: bool = False
     exact: bool = False
+    events: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         layout = self.config.layout

@@ -99,9 +99,9 @@ def _sweep(state: CacheState, top: jax.Array, rank: jax.Array, tally: _Tally) ->
 
     def visit(carry: tuple[CacheState, jax.Array, _Tally]) -> tuple[CacheState, jax.Array, _Tally]:
         state, node, tally = carry
-        state, after = look(state, following, node)
+        state, after = look(state, following, node, top)
         state, tally = _drop(state, node, rank, tally)
-        return state, masked(node != top, after), tally
+        return state, after, tally
 
     state, start = look(state, lambda state: masked(top >= 0, leftmost(state, jnp.maximum(top, 0))))
     state, _, tally = lax.while_loop(lambda carry: carry[1] >= 0, visit, (state, start, tally))

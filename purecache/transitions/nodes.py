@@ -169,19 +169,25 @@ def drop_host_page(state: CacheState, node: jax.Array, rank: jax.Array) -> Cache
     return give_pages(state, Tier.HOST, rank, page)
 
 
-def leftmost(state: CacheState, node: jax.Array) -> jax.Array:
-    """[] the first of the nodes at and below `node` when children come before their parents. Read it through `look`."""
+def leftmost(state: CacheState, node: jax.Array, wanted: jax.Array | bool = True) -> jax.Array:
+    """[] the first of the nodes at and below `node` when children come before their parents; `node` itself unless
+    `wanted`. Read it through `look`."""
 
     def child(node: jax.Array) -> jax.Array:
         return state.nodes[Column.FIRST_CHILD, node]
 
-    return lax.while_loop(lambda node: child(node) != NONE, child, node)
+    return lax.while_loop(lambda node: wanted & (child(node) != NONE), child, node)
 
 
-def following(state: CacheState, node: jax.Array) -> jax.Array:
-    """[] the node after `node` in that order. Read it through `look`."""
-    sibling = state.nodes[Column.NEXT_SIBLING, node]
-    return jnp.where(sibling != NONE, leftmost(state, jnp.maximum(sibling, 0)), state.nodes[Column.PARENT, node])
+def following(state: CacheState, node: jax.Array, top: jax.Array) -> jax.Array:
+    """[] the node after `node` in that order, among those at and below `top`; NONE after `top`. Read it through `look`.
+
+    What is beside `top` is not looked at: that may be much.
+    """
+    sibling = masked(node != top, state.nodes[Column.NEXT_SIBLING, node])
+    beside = sibling != NONE
+    after = leftmost(state, jnp.where(beside, sibling, state.nodes[Column.PARENT, node]), beside)
+    return masked(node != top, after)
 
 
 def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array, whole: bool = False) -> CacheState:
@@ -195,7 +201,7 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array, whole:
 
     def visit(carry: tuple[CacheState, jax.Array]) -> tuple[CacheState, jax.Array]:
         state, node = carry
-        state, (after, held) = look(state, lambda state: (following(state, node), held_on_host(state, node)))
+        state, (after, held) = look(state, lambda state: (following(state, node, top), held_on_host(state, node)))
         state = when(held, lambda state: drop_host_page(state, node, rank), state)
         state, empty = look(state, is_empty, node)
         return when(empty, lambda state: remove(state, node), state), after
@@ -204,6 +210,6 @@ def drop_host_subtree(state: CacheState, top: jax.Array, rank: jax.Array, whole:
         return (state.nodes[Column.HOST_PAGE, node] >= 0) & (state.nodes[Column.INCOMING_PAGE, node] < 0)
 
     state = drop_values(state, rank, top, Tier.HOST)[0]
-    state, (start, behind) = look(state, lambda state: (leftmost(state, top), following(state, top)))
-    end = behind if whole else top
+    state, start = look(state, leftmost, top)
+    end = NONE if whole else top
     return lax.while_loop(lambda carry: carry[1] != end, visit, (state, start))[0]

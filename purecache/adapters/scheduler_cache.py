@@ -112,6 +112,8 @@ class SchedulerCache(ABC):
         self.prefetches = Prefetches(cache)
         self.shelf: attachment.Shelf | None = None
         """Set by who makes the cache, if storage may be attached to it."""
+        self.shown: list[Any] = []
+        """What was started to show this cache to others (`Showing.begin`): kept, so that it lives as long."""
         self._memo = TokenMemo()
         self._math = self.slots.math
 

@@ -22,9 +22,10 @@ import jax
 
 from purecache.adapters.sglang_jax_cache import MatchResult, SglangJaxCache
 from purecache.adapters.sglang_jax_install import Options, install, uninstall
+from purecache.adapters.showing import Showing
 from purecache.effects import HostOptions
 
-__all__ = ["MatchResult", "Options", "SglangJaxCache", "install", "main", "uninstall"]
+__all__ = ["MatchResult", "Options", "SglangJaxCache", "Showing", "install", "main", "uninstall"]
 
 INHERITED = "PURECACHE_SGLANG_JAX"
 """Environment variable that takes the arguments of this module to the processes of the server, as JSON."""
@@ -43,6 +44,10 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     parser.add_argument("--purecache-load-back-threshold", type=int, default=Options.load_back_threshold)
     parser.add_argument("--purecache-warm", type=int, help="compile for prompts of so many tokens before serving")
     parser.add_argument("--purecache-record", metavar="FOLDER", help="record the cache, for `purecache replay`")
+    parser.add_argument("--purecache-metrics", type=int, metavar="PORT", help="serve metrics for Prometheus")
+    parser.add_argument("--purecache-events", metavar="ENDPOINT", help="publish KV events, tcp://127.0.0.1:5557")
+    parser.add_argument("--purecache-events-replay", metavar="ENDPOINT", help="where they can be asked for again")
+    parser.add_argument("--purecache-admin", type=int, metavar="PORT", help="serve an operator's commands")
     parser.add_argument("--purecache-host-form", choices=["slots", "arrays"], help="how host pages are kept")
     parser.add_argument("--purecache-copies", help="programs that copy them, as `purecache doctor` names them")
     parser.add_argument("--purecache-host-memory", choices=["pinned_host", "unpinned_host"], default="pinned_host")
@@ -56,6 +61,9 @@ def parse(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         load_back_threshold=known.purecache_load_back_threshold,
         warm=known.purecache_warm,
         record=known.purecache_record,
+        show=Showing(
+            known.purecache_metrics, known.purecache_events, known.purecache_events_replay, known.purecache_admin
+        ),
         host=HostOptions(
             host_form=known.purecache_host_form,
             copies=known.purecache_copies,

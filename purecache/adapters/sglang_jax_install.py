@@ -23,6 +23,7 @@ from purecache.adapters.build_pools import DevicePool
 from purecache.adapters.sglang_jax_cache import SglangJaxCache
 from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
 from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
+from purecache.adapters.showing import Showing
 from purecache.effects import HostOptions
 from purecache.replay import Recorder
 from purecache.state import CacheConfig
@@ -43,7 +44,8 @@ class Options:
     storage: bounds and policies. load_back_threshold: tokens on host below which computing again is quicker. warm:
     compile for so many tokens before serving (default: as long as a request can be, unless `--disable-precompile`).
     host: how host pages are kept and copied. record: a folder for recordings of the cache, one file per process, which
-    `purecache replay` repeats. check_laws: check every law after every call (slow).
+    `purecache replay` repeats. show: metrics, KV events and an admin server. check_laws: check every law after every
+    call (slow).
     """
 
     store: str | None = None
@@ -53,6 +55,7 @@ class Options:
     warm: int | None = None
     host: HostOptions = field(default_factory=HostOptions)
     record: str | None = None
+    show: Showing = field(default_factory=Showing)
     check_laws: bool = False
 
 
@@ -97,6 +100,8 @@ def install(options: Options | None = None) -> None:
     _replace(builder, "init_hicache", init_hicache)
     if options.store is not None:
         _hold_requests()
+    if options.show.wanted:
+        _tick_without_host()
 
 
 def uninstall() -> None:
@@ -125,6 +130,7 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
         if options.store is not None:
             _attach(cache, options)
         _warm(cache, options, arguments)
+        cache.shown = options.show.begin(cache.slots, model_name=str(arguments.model_path))
         return cache
 
     result = build_kv_cache(
@@ -141,6 +147,21 @@ def build(context: Any, own_factory: Callable[[Any], Any], options: Options) -> 
     )
     logger.info("purecache: %s, %s", result.choice.kind, result.config)
     return result
+
+
+def _tick_without_host() -> None:
+    """Observers hear of every step. Where nothing is copied, the scheduler doesn't ask for copies that have ended."""
+    scheduler = importlib.import_module("sgl_jax.srt.managers.scheduler").Scheduler
+    own = scheduler.get_new_batch_prefill
+
+    @functools.wraps(own)
+    def get_new_batch_prefill(self: Any, *arguments: Any, **more: Any) -> Any:
+        cache = self.tree_cache
+        if isinstance(cache, SglangJaxCache) and not cache.hicache_enabled:
+            cache.check_hicache_events()
+        return own(self, *arguments, **more)
+
+    _replace(scheduler, "get_new_batch_prefill", get_new_batch_prefill)
 
 
 def _tree(choice: Choice, params: Any) -> Callable[..., SglangJaxCache]:

@@ -10,7 +10,7 @@ from enum import Enum, auto
 import pytest
 
 from purecache.adapters import sglang_jax, sglang_jax_install
-from purecache.adapters.sglang_jax import Options, SglangJaxCache, parse
+from purecache.adapters.sglang_jax import Options, SglangJaxCache, Showing, parse
 from purecache.adapters.sglang_jax_recurrent import SglangJaxRecurrentCache
 from purecache.adapters.sglang_jax_window import SglangJaxWindowCache
 
@@ -23,6 +23,8 @@ class Answer(Enum):
 
 class Cache(SglangJaxCache):
     """Knows only of prefetches: `loads` says what each request gets."""
+
+    hicache_enabled = False
 
     def __init__(self, loads):
         self.loads, self.asked = loads, []
@@ -67,6 +69,9 @@ def fakes(monkeypatch):
 
         def _add_request_to_queue(self, req):
             self.queue.append(req.rid)
+
+        def get_new_batch_prefill(self):
+            return "batch"
 
     contents = {
         "mem_cache.registry": {"default_radix_cache_factory": lambda context: "own"},
@@ -153,6 +158,21 @@ def test_other_caches_are_not_asked(fakes):
     assert fakes["managers.schedule_policy"].PrefillAdder(other).add_one_req(Request("r")) == "added"
 
 
+@pytest.mark.parametrize(("host", "ticks"), [(False, 1), (True, 0)])
+def test_observers_hear_of_every_step_also_without_host_memory(fakes, monkeypatch, host, ticks):
+    before = fakes["managers.scheduler"].Scheduler.get_new_batch_prefill
+    sglang_jax.install(Options(show=Showing(metrics=0)))
+    cache, ticked = Cache({}), []
+    monkeypatch.setattr(Cache, "hicache_enabled", host)
+    cache.check_hicache_events = lambda: ticked.append(1)
+    scheduler = fakes["managers.scheduler"].Scheduler
+    assert scheduler(cache).get_new_batch_prefill() == "batch"
+    assert len(ticked) == ticks
+    assert scheduler(types.SimpleNamespace()).get_new_batch_prefill() == "batch"
+    sglang_jax.uninstall()
+    assert scheduler.get_new_batch_prefill is before
+
+
 def test_our_arguments_are_taken_and_the_servers_are_left():
     options, rest = parse(
         [
@@ -166,9 +186,16 @@ def test_our_arguments_are_taken_and_the_servers_are_left():
             "64",
             "--purecache-record",
             "kept",
+            "--purecache-metrics",
+            "9400",
+            "--purecache-events",
+            "tcp://127.0.0.1:5557",
+            "--purecache-admin",
+            "0",
         ]
     )
-    assert options == Options(store="memory:", warm=64, record="kept")
+    show = Showing(metrics=9400, events="tcp://127.0.0.1:5557", admin=0)
+    assert options == Options(store="memory:", warm=64, record="kept", show=show)
     assert rest == ["--model-path", "m", "--port", "1"]
 
 

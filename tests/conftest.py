@@ -2,14 +2,12 @@
 
 Compiled programs are kept on disk: the workers of one run, the processes that tests start, and later runs share them.
 All of them use the CPU backend, whatever the machine has: accelerators are the business of `purecache doctor`.
-
-Most of the time goes into compiling, so LLVM optimises nothing here; XLA's own passes, which decide what is copied, are
-as ever. With XLA_FLAGS set, to nothing or to something else, the tests run what users run.
 """
 
 import ctypes
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,9 +16,10 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Interrupts are tested, which a process that a shell started in the background ignores.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("default", max_examples=60, stateful_step_count=40, **COMMON)
 settings.register_profile("mutation", max_examples=8, stateful_step_count=30, derandomize=True, **COMMON)

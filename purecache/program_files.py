@@ -25,6 +25,8 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 SOURCES = ("state", "transitions", "entries.py", "programs.py", "program_files.py", "meshes.py")
 """What a program is made from, below this folder."""
+LEVEL = "PURECACHE_OPTIMIZATION_LEVEL"
+"""Environment variable: how much LLVM optimises transitions, 0 to 3. With 0 they compile sooner, and are slower."""
 _log = logging.getLogger(__name__)
 _of_thread = threading.local()
 
@@ -71,7 +73,8 @@ def compile_and_save(key: Any, lowered: jax.stages.Lowered, about: Any) -> jax.s
     One that comes out of JAX's cache is not kept: XLA writes it without its code, which is noticed only when it runs.
     """
     before = _hits()
-    compiled = lowered.compile()
+    level = os.environ.get(LEVEL)
+    compiled = lowered.compile(None if level is None else {"xla_backend_optimization_level": int(level)})
     place = folder()
     if place is not None and _hits() == before:
         _save(place, key, compiled, about)
@@ -91,7 +94,13 @@ def _save(place: Path, key: Any, compiled: jax.stages.Compiled, about: Any) -> N
 
 def _name(key: Any) -> str:
     """Name of the file of a program: also of the machine and of the versions, in which it is of use."""
-    given = (key, os.environ.get("XLA_FLAGS"), jax.config.values["jax_enable_x64"], len(jax.devices("cpu")))
+    given = (
+        key,
+        os.environ.get(LEVEL),
+        os.environ.get("XLA_FLAGS"),
+        jax.config.values["jax_enable_x64"],
+        len(jax.devices("cpu")),
+    )
     return hashlib.blake2b(f"{_origin()} {given!r}".encode(), digest_size=20).hexdigest()
 
 

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
+# Most of the time goes into compiling. XLA's own passes, which decide what is copied, are as ever.
+os.environ.setdefault("PURECACHE_OPTIMIZATION_LEVEL", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Interrupts are tested, which a process that a shell started in the background ignores.

@@ -88,11 +88,12 @@ def test_where_nothing_can_be_written_programs_are_compiled(tmp_path, monkeypatc
 
 def test_other_sources_and_other_flags_of_the_compiler_are_other_programs(place, monkeypatch):
     made()
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
-    with pytest.raises(AssertionError, match="traced"):
-        made(untraceable())
-    monkeypatch.undo()
-    monkeypatch.setattr(program_files, "folder", lambda: place)
+    for name, value in ((program_files.LEVEL, "1"), ("XLA_FLAGS", "--xla_backend_optimization_level=2")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(AssertionError, match="traced"):
+                made(untraceable())
+    made(untraceable())
     monkeypatch.setattr(program_files, "_origin", lambda: "another version")
     with pytest.raises(AssertionError, match="traced"):
         made(untraceable())

@@ -73,8 +73,10 @@ def compile_and_save(key: Any, lowered: jax.stages.Lowered, about: Any) -> jax.s
     One that comes out of JAX's cache is not kept: XLA writes it without its code, which is noticed only when it runs.
     """
     before = _hits()
-    level = os.environ.get(LEVEL)
-    compiled = lowered.compile(None if level is None else {"xla_backend_optimization_level": int(level)})
+    options: dict[str, Any] = {}
+    if level := os.environ.get(LEVEL):
+        options["xla_backend_optimization_level"] = int(level)
+    compiled = lowered.compile(options)
     place = folder()
     if place is not None and _hits() == before:
         _save(place, key, compiled, about)

@@ -52,14 +52,17 @@ def folder() -> Path | None:
     return Path(place) / "purecache"
 
 
-def load(key: Any) -> tuple[jax.stages.Compiled, Any] | None:
-    """The program saved under `key`, and what was saved with it; None if there is none."""
+def load(key: Any, device: Any) -> tuple[jax.stages.Compiled, Any] | None:
+    """The program saved under `key`, for one device of the CPU backend, and what was saved with it; None without one.
+
+    The device must be the one that it was compiled for: the key says so.
+    """
     place = folder()
     if place is None:
         return None
     try:
         about, *parts = pickle.loads((place / _name(key)).read_bytes())
-        return deserialize_and_load(*parts, backend="cpu"), about
+        return deserialize_and_load(*parts, backend="cpu", execution_devices=[device]), about
     except FileNotFoundError:
         return None
     except Exception as error:  # of another version, cut short, no permission: it is compiled instead

@@ -37,8 +37,9 @@ class Program:
         command = jax.ShapeDtypeStruct((self._ends[-1],), np.int32)
         leaves, self._state = jax.tree.flatten(state)
         self._traced, self._whole = jax.jit(self._apply), jax.jit(self._transition)
-        key = (name, size, layout, [(leaf.shape, leaf.dtype) for leaf in leaves], state.books.sharding)
-        found = program_files.load(key)
+        where = state.books.sharding
+        key = (name, size, layout, [(leaf.shape, leaf.dtype) for leaf in leaves], where)
+        found = program_files.load(key, next(iter(where.device_set)) if where else jax.devices("cpu")[0])
         with no_mesh():
             answer = found[1] if found else self._traced.eval_shape(state, command)[1:]
         shapes, self._answer = jax.tree.flatten(answer)

@@ -121,21 +121,29 @@ print(len(list(program_files.folder().iterdir())) if program_files.folder().exis
 """
 
 
+def run_life(folder, **environment):
+    """How many programs are kept after the life of a request in a new process, and what JAX took out of its cache."""
+    options = {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PLATFORMS": "cpu"}
+    options |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    command = [sys.executable, "-c", RUN]
+    whole = os.environ | options | environment
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return tuple(map(int, done.stdout.split()))
+
+
 def test_what_comes_out_of_jax_s_own_cache_is_not_kept(tmp_path):
     """It would be kept without its code. In processes, as JAX's cache is set up once in each."""
-    options = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    options |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-
-    def run():
-        command = [sys.executable, "-c", RUN]
-        done = subprocess.run(command, env=os.environ | options, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return tuple(map(int, done.stdout.split()))
-
-    assert run()[0] == 2
-    assert run()[0] == 2
+    assert run_life(tmp_path)[0] == 2
+    assert run_life(tmp_path)[0] == 2
     shutil.rmtree(tmp_path / "purecache")
-    kept, hits = run()
+    kept, hits = run_life(tmp_path)
     assert kept == 0
     assert hits >= 2
-    assert run()[0] == 0
+    assert run_life(tmp_path)[0] == 0
+
+
+def test_a_kept_program_runs_on_one_of_several_devices(tmp_path):
+    several = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    assert run_life(tmp_path, **several)[0] == 2
+    assert run_life(tmp_path, **several)[0] == 2

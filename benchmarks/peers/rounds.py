@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 class Rounds:
     """Starts the workers."""
 
-    def __init__(self, python: str, python_jax: str | None, programs: str) -> None:
-        """python: interpreter with the peers. programs: folder where compiled programs are kept between rounds."""
-        self._python, self._python_jax, self._programs = python, python_jax, programs
+    def __init__(self, python: str, programs: str, more: Mapping[str, str]) -> None:
+        """python: interpreter with the peers. programs: folder where compiled programs are kept between rounds.
+
+        more: environment variables for the workers.
+        """
+        self._python, self._programs, self._more = python, programs, dict(more)
 
     def run(self, peers: Sequence[str], number: int, **job: Any) -> dict[str, list[Any]]:
         """What each peer measured in each round; a peer that failed is told about, and left out."""
@@ -41,12 +44,17 @@ class Rounds:
         with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
             file.write(pickle.dumps({"peer": peer} | job))
             file.flush()
-            python = (self._python_jax or self._python) if peer.startswith("sglang-jax") else self._python
-            command = [python, "-m", "benchmarks.peers.worker", file.name]
-            own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+            command = [self._python, "-m", "benchmarks.peers.worker", file.name]
+            own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"} | self._more
             own["JAX_COMPILATION_CACHE_DIR"] = programs or self._programs
             done = subprocess.run(
-                command, cwd=ROOT, env=os.environ | own, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command,
+                cwd=ROOT,
+                env=os.environ | own,
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
         return json.loads(done.stdout.splitlines()[-1])
 

@@ -56,7 +56,6 @@ class SglangPeer:
         self.parts = sglang_modules()
         self._page = page
         self.pool = Counted(capacity // page * page)
-        self._slots = self.parts.torch.arange(1 << 18, dtype=self.parts.torch.int64)
 
     def key(self, tokens: array) -> Any:
         """The form of a key."""
@@ -67,7 +66,7 @@ class SglangPeer:
         page, wide = self._page, tokens.astype(np.int64)
         usable, whole = (prompt - 1) // page * page, len(tokens) // page * page
         keys = self.key(array("q", wide[:usable].tobytes())), self.key(array("q", wide[:whole].tobytes()))
-        return SglangRequest(*keys, self._slots[:whole].clone(), -(-len(tokens) // page) * page)
+        return SglangRequest(*keys, self.parts.torch.arange(whole), -(-len(tokens) // page) * page)
 
     def room(self, request: SglangRequest) -> None:
         """Evict what is short, then take it."""

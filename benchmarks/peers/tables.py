@@ -12,7 +12,9 @@ def workload_table(about: dict[str, Any], found: dict[str, dict[str, Any]], exac
         f" after {about['filling']} that fill; {about['capacity']:,} tokens; {about['origin']}"
     )
     phases = "".join(f"{phase:>9}" for phase in PHASES)
-    print(f"{'peer':20}{'tokens':>11}{'us/req':>9}{'median':>9}{'ours/it':>9}{phases}{'p50':>9}{'p99':>9}{'max':>9}{'hit':>8}")
+    print(
+        f"{'peer':20}{'tokens':>11}{'us/req':>9}{'median':>9}{'ours/it':>9}{phases}{'p50':>9}{'p99':>9}{'max':>9}{'hit':>8}"
+    )
     own = found.get(ours)
     for name, row in found.items():
         ratio = f"{own['us'] / row['us']:.2f}" if own else ""

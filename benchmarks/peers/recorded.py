@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def agentic(traces: Path | None, capacity: int, requests: int = 1500, seed: int 
     return of_trace(f"agentic, page 64, {capacity // 1_000_000}M tokens", trace, merged, 64, capacity, origin)
 
 
-def of_trace(name: str, trace: Trace, requests: list[Request], page: int, capacity: int, origin: str) -> Workload:
+def of_trace(name: str, trace: Trace, requests: Sequence[Request], page: int, capacity: int, origin: str) -> Workload:
     """The prompts of some requests of a trace. The answers are not in these traces, so only prompts are kept."""
     block = trace.block
     paths = [[(each.scope, content) for content in each.blocks[: -(-each.tokens // block)]] for each in requests]

@@ -52,8 +52,7 @@ class Rounds:
                 cwd=ROOT,
                 env=os.environ | own,
                 check=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
             )
         return json.loads(done.stdout.splitlines()[-1])

@@ -1,5 +1,6 @@
 """Many waiting prompts matched at once: one call of ours, as many calls of others."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ def rows(make: Callable[[str, int, int, int], Peer], name: str, quick: bool) -> 
         request = peer.prepare(tokens[: TOKENS // 2], TOKENS // 2)
         for step in (peer.match, peer.lock, peer.room, peer.insert, peer.unlock):
             step(request)
-    cache = getattr(peer, "cache", None)
+    cache: Any = getattr(peer, "cache", None)
     if cache is None:
         requests = [peer.prepare(tokens, len(tokens)) for tokens in table]
         return [_row(peer.form, prompts, lambda: [peer.match(each) for each in requests])]
@@ -30,7 +31,8 @@ def rows(make: Callable[[str, int, int, int], Peer], name: str, quick: bool) -> 
         peer.form: [peer.prepare(tokens, len(tokens)).prompt for tokens in table],
         "one array": whole,
     }
-    return [_row(form, prompts, lambda given=given: cache.match_many(given)) for form, given in forms.items()]
+    many = cache.match_many
+    return [_row(form, prompts, functools.partial(many, given)) for form, given in forms.items()]
 
 
 def _row(form: str, prompts: int, action: Callable[[], Any]) -> dict[str, Any]:

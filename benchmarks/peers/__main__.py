@@ -105,12 +105,15 @@ def _called(rounds: Rounds, name: str, options: argparse.Namespace) -> Any:
     """One of the tables that are not about a workload."""
     if name == "warm":
         return _warmed(rounds, options.quick)
-    found = rounds.run(options.peers, options.rounds, kind=name, quick=options.quick)
     if name == "memory":
+        each = [rounds.run(options.peers, options.rounds, kind=name, page=page) for page in (1, 16, 64)]
+        found = {peer: [rows for part in each for rows in part.get(peer, [])] for peer in options.peers}
         call_table("bytes per cached token, by the growth of the process", found, ("page",), "rss")
-        own = {peer: each for peer, each in found.items() if each and "state" in each[0][0]}
+        own = {peer: rows for peer, rows in found.items() if rows and "state" in rows[0][0]}
         call_table("bytes per cached token, arrays of the state", own, ("page",), "state")
-    elif name == "waiting":
+        return found
+    found = rounds.run(options.peers, options.rounds, kind=name, quick=options.quick)
+    if name == "waiting":
         call_table("waiting prompts of 4,096 tokens, us per prompt", found, ("prompts", "form"), "us_min")
     else:
         keys = ("operation", "tokens", "turns", "nodes")

@@ -80,25 +80,25 @@ def _row(operation: str, taken: list[float]) -> dict[str, Any]:
     return {"operation": operation, "us_min": min(taken), "us_median": float(np.median(taken))}
 
 
-def memory(make: Make, name: str) -> list[dict[str, Any]]:
-    """Bytes that a cached token takes: by the growth of the process, and by the arrays of our state."""
-    found = []
-    for page in (1, 16, 64):
-        prompts, tokens = 500, 4096
-        peer = make(name, page, prompts * tokens, 0)
-        _request(peer, _prompt(tokens, prompts))
-        gc.collect()
-        before = _resident()
-        for number in range(prompts - 1):
-            _request(peer, _prompt(tokens, number))
-        gc.collect()
-        row = {"page": page, "rss": (_resident() - before) / ((prompts - 1) * tokens)}
-        if (cache := getattr(peer, "cache", None)) is not None:
-            from benchmarks.peers.ours import state_bytes
+def memory(make: Make, name: str, page: int) -> list[dict[str, Any]]:
+    """Bytes that a cached token takes: by the growth of the process, and by the arrays of our state.
 
-            row["state"] = state_bytes(cache) / (prompts * tokens)
-        found.append(row)
-    return found
+    To be called once per process: memory that was freed before would be used again.
+    """
+    prompts, tokens = 500, 4096
+    peer = make(name, page, prompts * tokens, 0)
+    _request(peer, _prompt(tokens, prompts))
+    gc.collect()
+    before = _resident()
+    for number in range(prompts - 1):
+        _request(peer, _prompt(tokens, number))
+    gc.collect()
+    row: dict[str, Any] = {"page": page, "rss": (_resident() - before) / ((prompts - 1) * tokens)}
+    if (cache := getattr(peer, "cache", None)) is not None:
+        from benchmarks.peers.ours import state_bytes
+
+        row["state"] = state_bytes(cache) / (prompts * tokens)
+    return [row]
 
 
 def _resident() -> int:

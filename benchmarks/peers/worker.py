@@ -44,7 +44,7 @@ def run(job: dict[str, Any]) -> Any:
     if kind == "waiting":
         return waiting.rows(make, name, job["quick"])
     if kind == "memory":
-        return single.memory(make, name)
+        return single.memory(make, name, job["page"])
     if kind == "warm":
         from benchmarks.peers.ours import seconds_to_warm
 

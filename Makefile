@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 # The environment of the tests against sglang-jax, which pins its own JAX.
 SGLANG_JAX_VENV := .venv-sglang-jax
 
-.PHONY: demo test docs test-stores store-engines browser test-gpu-compile mutation lint bench test-sglang-jax bench-sglang-jax sglang-jax clean
+.PHONY: demo test docs test-stores store-engines browser test-gpu-compile mutation lint bench bench-peers test-sglang-jax bench-sglang-jax sglang-jax clean
 
 demo: $(READY)
 	$(BIN)/purecache demo $(ARGS)
@@ -45,6 +45,12 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# Beside the prefix caches of other projects: docs/performance.md. PYTHON=interpreter that sglang's wheel was built for;
+# SRC=checkout of sglang-jax, to measure its trees, too.
+bench-peers:
+	$(PYTHON) -m benchmarks.peers.environment --environment .venv-peers
+	.venv-peers/bin/python -m benchmarks.peers $(if $(SRC),--sglang-jax "$(SRC)") $(ARGS)
+
 # SRC=checkout of sglang-jax, which is copied and never changed; PYTHON312=interpreter, where none of its kind is found.
 test-sglang-jax: sglang-jax
 	$(SGLANG_JAX_VENV)/bin/python -m pytest tests/sglang_jax $(ARGS)
@@ -75,4 +81,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG_JAX_VENV) .venv-aibrix .venv-lmcache
+	rm -rf $(VENV) $(SGLANG_JAX_VENV) .venv-peers .venv-aibrix .venv-lmcache

@@ -19,7 +19,8 @@ RECORD = ObjectRecord(model="m", revision="r", kv_dtype="int32", layout="words",
 OBJECT = 16 + 64
 """Bytes of a page of the test pools, and its trailer."""
 ABCD, EFGH = [1, 1, 2, 2, 3, 3, 4, 4], [5, 5, 6, 6, 7, 7, 8, 8]
-DEADLINE = 20
+DEADLINE = 120
+"""Seconds: programs are compiled while something is waited for."""
 
 
 class LastingStore(MemoryStore):

@@ -6,7 +6,7 @@ named by a digest of all that it is made from. As with that cache, who can write
 code. A file that can't be read or written is a miss.
 """
 
-import functools
+import contextlib
 import hashlib
 import logging
 import os
@@ -15,6 +15,7 @@ import platform
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ LEVEL = "PURECACHE_OPTIMIZATION_LEVEL"
 """Environment variable: how much LLVM optimises transitions, 0 to 3. With 0 they compile sooner, and are slower."""
 _log = logging.getLogger(__name__)
 _of_thread = threading.local()
+_used = True
 
 
 def _hits() -> int:
@@ -44,8 +46,21 @@ def _note(event: str, **_: Any) -> None:
 jax.monitoring.register_event_listener(_note)
 
 
+@contextlib.contextmanager
+def unused() -> Iterator[None]:
+    """Within, nothing is loaded or kept: for programs of transitions that were changed in this process alone."""
+    global _used
+    before, _used = _used, False
+    try:
+        yield
+    finally:
+        _used = before
+
+
 def folder() -> Path | None:
     """Where programs are kept, or None."""
+    if not _used:
+        return None
     place = jax.config.values["jax_compilation_cache_dir"]
     if not place or not jax.config.values["jax_enable_compilation_cache"] or "://" in place:
         return None
@@ -90,9 +105,10 @@ def _save(place: Path, key: Any, compiled: jax.stages.Compiled, about: Any) -> N
     try:
         content = pickle.dumps((about, *serialize(compiled)))
         place.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, place / _name(key))
+        # Renamed when it is whole, so that a reader never sees a part; what fails before that is removed.
+        with tempfile.TemporaryDirectory(dir=place) as begun:
+            (Path(begun) / "program").write_bytes(content)
+            os.replace(Path(begun) / "program", place / _name(key))
     except Exception as error:  # a full disk, an executable that can't be written: the next process compiles it
         _log.debug("a program was not kept on disk: %s", error)
 
@@ -106,10 +122,9 @@ def _name(key: Any) -> str:
         jax.config.values["jax_enable_x64"],
         len(jax.devices("cpu")),
     )
-    return hashlib.blake2b(f"{_origin()} {given!r}".encode(), digest_size=20).hexdigest()
+    return hashlib.blake2b(f"{_ORIGIN} {given!r}".encode(), digest_size=20).hexdigest()
 
 
-@functools.cache
 def _origin() -> str:
     """Digest of the sources of programs, of the compiler, and of the processor that they are compiled for."""
     digest, home = hashlib.blake2b(digest_size=20), Path(__file__).parent
@@ -127,3 +142,7 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return " ".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+_ORIGIN = _origin()
+"""Read when the sources are: what is written to them later is not what this process runs."""

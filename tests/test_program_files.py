@@ -1,10 +1,14 @@
 """Compiled transitions that are kept on disk: the next process runs them without tracing, and damage is a miss."""
 
+import contextlib
 import dataclasses
+import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +18,22 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from support import tiny
 
 from purecache import program_files
+from purecache.check.mutants import MUTANTS
 from purecache.entries import TABLE
 from purecache.programs import Program
 from purecache.state import empty_state
 
 CONFIG = tiny(device_pages=3)
+
+
+@contextlib.contextmanager
+def jax_cache_in(place):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", place and str(place))
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 @pytest.fixture
@@ -77,7 +92,40 @@ def test_a_damaged_file_is_a_miss(place, damage):
     with pytest.raises(AssertionError, match="traced"):
         made(untraceable())
     assert outcome(*made())[1][1].status == 0
-    assert file.read_bytes()[:1] == whole[:1]  # written anew
+    assert outcome(*made(untraceable()))[1][1].status == 0  # it was written anew
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(place, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(program_files.os, "replace", full)
+    assert outcome(*made())[1][1].status == 0
+    assert list(place.iterdir()) == []
+
+
+def test_the_digest_covers_all_that_programs_are_made_from():
+    """What a source imports of this package is a source itself."""
+    home, left, seen = Path(program_files.__file__).parent, ["entries.py"], set()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        imported = re.findall(r"^(?:from|import) purecache\.([\w.]+)", (home / name).read_text(), re.MULTILINE)
+        for each in imported:
+            path = each.replace(".", "/")
+            left.append(f"{path}.py" if (home / f"{path}.py").exists() else f"{path}/__init__.py")
+    assert len(seen) > 30
+    assert {name.split("/")[0] for name in seen} <= set(program_files.SOURCES)
+
+
+def test_a_mutant_is_neither_kept_nor_loaded(tmp_path):
+    with jax_cache_in(tmp_path):
+        assert program_files.folder() == tmp_path / "purecache"
+        with MUTANTS[0].applied():
+            assert program_files.folder() is None
+        assert program_files.folder() == tmp_path / "purecache"
 
 
 def test_where_nothing_can_be_written_programs_are_compiled(tmp_path, monkeypatch, compiles):
@@ -94,19 +142,15 @@ def test_other_sources_and_other_flags_of_the_compiler_are_other_programs(place,
             with pytest.raises(AssertionError, match="traced"):
                 made(untraceable())
     made(untraceable())
-    monkeypatch.setattr(program_files, "_origin", lambda: "another version")
+    monkeypatch.setattr(program_files, "_ORIGIN", "another version")
     with pytest.raises(AssertionError, match="traced"):
         made(untraceable())
 
 
 def test_they_are_kept_where_jax_keeps_compiled_programs(tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    try:
-        for place, expected in ((str(tmp_path), tmp_path / "purecache"), ("gs://bucket/programs", None), (None, None)):
-            jax.config.update("jax_compilation_cache_dir", place)
+    for place, expected in ((str(tmp_path), tmp_path / "purecache"), ("gs://bucket/programs", None), (None, None)):
+        with jax_cache_in(place):
             assert program_files.folder() == expected
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
 
 
 RUN = """

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import purecache.transitions
+from purecache import program_files
 from purecache.check.programs import programs_of
 from purecache.state.layout import NONE, Column, Ledger
 from purecache.transitions.walk import bucket_of
@@ -44,7 +45,8 @@ class Mutant:
         wrong = self.change(right)
         self._exchange(users, name, wrong)
         try:
-            yield
+            with program_files.unused():
+                yield
         finally:
             self._exchange(users, name, right)
 

@@ -3,7 +3,8 @@
 JAX's own cache of compiled programs spares compiling, but not tracing, which takes as long. So where that cache is
 switched on (`JAX_COMPILATION_CACHE_DIR`) and is a folder, whole executables are kept in it, too: one file per program,
 named by a digest of all that it is made from. As with that cache, who can write there can make this process run their
-code. A file that can't be read or written is a miss.
+code. A file that can't be read or written is a miss. What nobody has used for KEPT_DAYS goes when a program is added:
+every version of the sources has programs of its own. `PURECACHE_KEEP_PROGRAMS=0` switches it off.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import platform
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -26,11 +28,12 @@ from jax.experimental.serialize_executable import deserialize_and_load, serializ
 
 SOURCES = ("state", "transitions", "entries.py", "programs.py", "program_files.py", "meshes.py")
 """What a program is made from, below this folder."""
+KEPT_DAYS = 14
 LEVEL = "PURECACHE_OPTIMIZATION_LEVEL"
 """Environment variable: how much LLVM optimises transitions, 0 to 3. With 0 they compile sooner, and are slower."""
 _log = logging.getLogger(__name__)
 _of_thread = threading.local()
-_used = True
+_used = os.environ.get("PURECACHE_KEEP_PROGRAMS", "1") != "0"
 
 
 def _hits() -> int:
@@ -76,7 +79,9 @@ def load(key: Any, device: Any) -> tuple[jax.stages.Compiled, Any] | None:
     if place is None:
         return None
     try:
-        about, *parts = pickle.loads((place / _name(key)).read_bytes())
+        file = place / _name(key)
+        about, *parts = pickle.loads(file.read_bytes())
+        os.utime(file)
         return deserialize_and_load(*parts, backend="cpu", execution_devices=[device]), about
     except FileNotFoundError:
         return None
@@ -109,8 +114,16 @@ def _save(place: Path, key: Any, compiled: jax.stages.Compiled, about: Any) -> N
         with tempfile.TemporaryDirectory(dir=place) as begun:
             (Path(begun) / "program").write_bytes(content)
             os.replace(Path(begun) / "program", place / _name(key))
+        _drop_unused(place)
     except Exception as error:  # a full disk, an executable that can't be written: the next process compiles it
         _log.debug("a program was not kept on disk: %s", error)
+
+
+def _drop_unused(place: Path) -> None:
+    oldest = time.time() - KEPT_DAYS * 86400
+    for file in place.iterdir():
+        if file.stat().st_mtime < oldest and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def _name(key: Any) -> str:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -52,10 +53,10 @@ def place(tmp_path, monkeypatch, compiles):
     return tmp_path / "programs"
 
 
-def made(entry=TABLE["lock"]):
+def made(entry=TABLE["lock"], size=0):
     """A program, and the leaves of a state for it."""
     state = jax.tree.map(jnp.array, empty_state(CONFIG))
-    return Program("lock", entry, CONFIG.layout, 0, jax.eval_shape(lambda: state)), jax.tree.leaves(state)
+    return Program("lock", entry, CONFIG.layout, size, jax.eval_shape(lambda: state)), jax.tree.leaves(state)
 
 
 def untraceable():
@@ -102,6 +103,24 @@ def test_a_disk_that_is_full_leaves_nothing_behind(place, monkeypatch):
     monkeypatch.setattr(program_files.os, "replace", full)
     assert outcome(*made())[1][1].status == 0
     assert list(place.iterdir()) == []
+
+
+def test_what_nobody_used_for_long_goes(place):
+    made()
+    (used,) = place.iterdir()
+    other = place / "of another version"
+    other.touch()
+    weeks_ago = time.time() - (program_files.KEPT_DAYS + 1) * 86400
+    for file in used, other:
+        os.utime(file, (weeks_ago, weeks_ago))
+    made(untraceable())  # is used now
+    made(size=1)
+    assert used in place.iterdir()
+    assert len(list(place.iterdir())) == 2
+
+
+def test_they_can_be_switched_off(tmp_path):
+    assert run_life(tmp_path, PURECACHE_KEEP_PROGRAMS="0")[0] == 0
 
 
 def test_the_digest_covers_all_that_programs_are_made_from():
@@ -161,7 +180,8 @@ from purecache.state import CacheConfig
 cache = PrefixCache(CacheConfig(page_size=2, device_pages=4, host_pages=2))
 match, receipt = cache.admit([1, 2, 3, 4])
 cache.abort([], receipt)
-print(len(list(program_files.folder().iterdir())) if program_files.folder().exists() else 0, program_files._hits())
+place = program_files.folder()
+print(len(list(place.iterdir())) if place and place.exists() else 0, program_files._hits())
 """
 
 

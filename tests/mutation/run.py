@@ -54,6 +54,7 @@ def run(copy: Path, options: argparse.Namespace) -> int:
     (copy / "mutation.toml").write_text(config)
     cache = PROJECT / ".cache" / "jax"
     environment = os.environ | {"PURECACHE_HYPOTHESIS": "mutation", "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    environment["PURECACHE_KEEP_PROGRAMS"] = "0"  # every mutant would keep all of its programs
 
     def cosmic_ray(*arguments: str) -> None:
         command = [sys.executable, "-m", "cosmic_ray.cli", *arguments]

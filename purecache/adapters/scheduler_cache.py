@@ -5,6 +5,7 @@ What the shapes of the contract share stands here; `sglang_jax` and `sglang` say
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,8 +113,8 @@ class SchedulerCache(ABC):
         self.prefetches = Prefetches(cache)
         self.shelf: attachment.Shelf | None = None
         """Set by who makes the cache, if storage may be attached to it."""
-        self.shown: list[Any] = []
-        """What was started to show this cache to others (`Showing.begin`): kept, so that it lives as long."""
+        self.shown = ExitStack()
+        """Ends what was started to show this cache to others (`Showing.begin`)."""
         self._memo = TokenMemo()
         self._math = self.slots.math
 

@@ -5,8 +5,8 @@ Each needs packages of an extra, which are imported only where it is asked for.
 
 import importlib
 import logging
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -35,44 +35,34 @@ class Showing:
         """Whether there is anything to show."""
         return self != Showing()
 
-    def begin(self, slots: SlotCache, **labels: str) -> list[Any]:
+    def begin(self, slots: SlotCache, **labels: str) -> ExitStack:
         """Start what is asked for, for the cache of a scheduler; `labels` are those of all metrics.
 
         Returns what ends it when it is closed. Only the first of several processes that serve one model does it. Raises
-        ImportError without the packages, OSError or zmq.ZMQError where nothing can listen.
+        ImportError without the packages, OSError or zmq.ZMQError where nothing can listen; nothing is left then.
         """
-        if jax.process_index() != 0:
-            return []
-        closers: list[Any] = []
+        with ExitStack() as begun:
+            if jax.process_index() == 0:
+                self._begin(slots, labels, begun)
+            return begun.pop_all()
+
+    def _begin(self, slots: SlotCache, labels: dict[str, str], begun: ExitStack) -> None:
         if self.metrics is not None:
             exporter = importlib.import_module("purecache.metrics.exporter").Metrics(labels)
             exporter.watch(slots.cache)
             server, _ = exporter.serve(self.metrics)
+            begun.callback(server.server_close)
+            begun.callback(server.shutdown)
             logger.info("purecache: metrics on http://127.0.0.1:%d", server.server_port)
-            closers.append(_Server(server))
         if self.events is not None:
             publisher = importlib.import_module("purecache.events.publisher")
-            events = publisher.KvEvents(slots.cache.config, self.events, self.events_replay)
+            events = begun.enter_context(
+                closing(publisher.KvEvents(slots.cache.config, self.events, self.events_replay))
+            )
             slots.cache.observe(events)
+            begun.callback(slots.cache.unobserve, events)
             logger.info("purecache: KV events on %s", events.address)
-            closers.append(events)
         if self.admin is not None:
-            operator = Operator(slots.cache, freed=slots.take_free)
-            closers += [
-                importlib.import_module("purecache.admin.server").AdminServer(operator, port=self.admin),
-                operator,
-            ]
-        return closers
-
-
-class _Server:
-    """A server of prometheus-client that ends like the others."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self.port = int(server.server_port)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+            operator = begun.enter_context(closing(Operator(slots.cache, freed=slots.take_free)))
+            admin = importlib.import_module("purecache.admin.server")
+            begun.enter_context(closing(admin.AdminServer(operator, port=self.admin)))

@@ -53,9 +53,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown := set(names) - set(WORLDS):
         print(f"purecache check: no world named {sorted(unknown)}; --list shows them", file=sys.stderr)
         return 2
-    known = {kind.name for name in names for kind in programs_of(WORLDS[name]).kinds}
-    if unknown := set(options.events) - known:
-        print(f"purecache check: no events named {sorted(unknown)}; there are {sorted(known)}", file=sys.stderr)
+    if _misses_events(names, options):
         return 2
     bad = False
     for name in names:
@@ -63,6 +61,16 @@ def run(options: argparse.Namespace) -> int:
         bad |= found.failure is not None
         print(as_json(found) if options.json else _summary(found), flush=True)
     return int(bad)
+
+
+def _misses_events(names: list[str], options: argparse.Namespace) -> bool:
+    """Whether a world lacks an event that was asked for, which is said then."""
+    for name in names if options.events else []:
+        known = {kind.name for kind in programs_of(WORLDS[name]).kinds}
+        if unknown := set(options.events) - known:
+            print(f"purecache check: {name} has no events named {sorted(unknown)}: {sorted(known)}", file=sys.stderr)
+            return True
+    return False
 
 
 def explore(name: str, options: argparse.Namespace) -> Explored:
@@ -76,6 +84,8 @@ def _find_mutants(options: argparse.Namespace) -> int:
     names = options.mutants or [mutant.name for mutant in MUTANTS]
     if unknown := set(names) - {mutant.name for mutant in MUTANTS}:
         print(f"purecache check: no mutant named {sorted(unknown)}; --list shows them", file=sys.stderr)
+        return 2
+    if _misses_events([mutant.world for mutant in MUTANTS if mutant.name in names], options):
         return 2
     missed = 0
     for mutant in MUTANTS:

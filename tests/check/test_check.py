@@ -135,6 +135,8 @@ def test_the_command(capsys):
     assert main(["check", "nowhere"]) == 2
     assert main(["check", "--mutants", "none"]) == 2
     assert main(["check", "least", "--events", "fly"]) == 2
+    assert main(["check", "storage", "least", "--events", "begin_prefetch"]) == 2
+    assert main(["check", "--mutants", "receipt-twice", "--events", "fly"]) == 2
 
 
 def mutant(name):

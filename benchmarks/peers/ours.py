@@ -1,7 +1,6 @@
 """This project as a peer: the facade, called as a scheduler calls it. `admit` locks, and `finish` unlocks."""
 
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.peers.workload import buffer
 from purecache import CacheConfig, PrefixCache
 from purecache.state.layout import Account
 
@@ -97,19 +97,14 @@ class Purecache:
         accounts = (Account.EVICTABLE, Account.PROTECTED)
         return sum(self.cache.pages(account) for account in accounts) * self._page
 
-
-def state_bytes(cache: PrefixCache) -> int:
-    """Bytes of all arrays of the state, which are all that a cache keeps."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(cache.state))
-
-
-def _wide(tokens: np.ndarray) -> array:
-    return array("q", tokens.astype(np.int64).tobytes())
+    def state_bytes(self) -> int:
+        """Bytes of all arrays of the state, which are all that a cache keeps."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache.state))
 
 
 FORMS: dict[str, Callable[[np.ndarray], Any]] = {
     "int32": np.ascontiguousarray,
-    "array('q')": _wide,
+    "array('q')": buffer,
     "list": np.ndarray.tolist,
 }
 """How tokens come: NumPy as this project wants them, sglang's scheduler's arrays, sglang-jax's lists."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import stubs
-from benchmarks.peers.sglang_peers import Counted, SglangRequest
+from benchmarks.peers.sglang_peers import Counted, SglangRequest, SlotPeer
 
 SOURCE = "PURECACHE_SGLANG_JAX"
 """Environment variable with the checkout."""
@@ -26,7 +26,7 @@ class JaxAllocator(Counted):
         self.left += len(indices)
 
 
-class JaxRadix:
+class JaxRadix(SlotPeer):
     """`RadixCache`."""
 
     form = "list"
@@ -34,16 +34,17 @@ class JaxRadix:
 
     def __init__(self, page: int, capacity: int) -> None:
         self._parts = _modules()
-        self._page, self.pool = page, JaxAllocator(capacity // page * page)
+        super().__init__(page, JaxAllocator(capacity // page * page))
         cache: Any = getattr(getattr(self._parts, self.module), self.name)
         self._cache = cache(None, self.pool, page_size=page)
 
-    def prepare(self, tokens: np.ndarray, prompt: int) -> SglangRequest:
-        """Keys of whole pages, and slots."""
-        page, key = self._page, self._parts.radix_cache.RadixKey
-        usable, whole = (prompt - 1) // page * page, len(tokens) // page * page
-        keys = key(tokens[:usable].tolist()), key(tokens[:whole].tolist())
-        return SglangRequest(*keys, np.arange(whole, dtype=np.int32), -(-len(tokens) // page) * page)
+    def key(self, tokens: np.ndarray) -> Any:
+        """`RadixKey` over a list."""
+        return self._parts.radix_cache.RadixKey(tokens.tolist())
+
+    def values(self, tokens: int) -> Any:
+        """An array."""
+        return np.arange(tokens, dtype=np.int32)
 
     def match(self, request: SglangRequest) -> int:
         """`match_prefix`, which answers with the slots."""
@@ -58,13 +59,6 @@ class JaxRadix:
         """`inc_lock_ref`."""
         request.lock = self._cache.inc_lock_ref(request.node).to_dec_params()
 
-    def room(self, request: SglangRequest) -> None:
-        """Evict what is short, then take it."""
-        wanted = request.need - request.matched
-        if wanted > self.pool.left:
-            self.evict(wanted - self.pool.left)
-        self.pool.left -= wanted
-
     def evict(self, tokens: int) -> None:
         """`evict`, which tells the allocator."""
         self._cache.evict(self._parts.base.EvictParams(num_tokens=tokens, dp_rank=0))
@@ -73,15 +67,11 @@ class JaxRadix:
         """`insert`; the slots of duplicates and the begun page are given back."""
         found = self._cache.insert(self._parts.base.InsertParams(key=request.whole, value=request.values))
         there = found if isinstance(found, int) else found.prefix_len
-        self.pool.left += request.need - len(request.values) + max(there - request.matched, 0)
+        self.back(request, there)
 
     def unlock(self, request: SglangRequest) -> None:
         """`dec_lock_ref`."""
         self._cache.dec_lock_ref(request.node, request.lock)
-
-    def unused(self) -> int:
-        """Tokens that are free."""
-        return self.pool.left
 
     def cached(self) -> int:
         """Tokens of the tree."""

@@ -4,7 +4,6 @@ Keys are `array('q')`, as sglang's scheduler has them, and values a tensor of sl
 of the time that counts.
 """
 
-from array import array
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.sglang_modules import sglang_modules
+from benchmarks.peers.workload import buffer
 
 
 @dataclass(slots=True)
@@ -47,26 +47,26 @@ class Counted:
     free = free_segment
 
 
-class SglangPeer:
-    """What sglang's caches have in common."""
+class SlotPeer:
+    """What caches have in common whose slots an allocator beside them has, which is counted here."""
 
-    form = "array('q')"
-
-    def __init__(self, page: int, capacity: int) -> None:
-        self.parts = sglang_modules()
-        self._page = page
-        self.pool = Counted(capacity // page * page)
-
-    def key(self, tokens: array) -> Any:
-        """The form of a key."""
-        return self.parts.radix.RadixKey(tokens)
+    def __init__(self, page: int, pool: Counted) -> None:
+        self._page, self.pool = page, pool
 
     def prepare(self, tokens: np.ndarray, prompt: int) -> SglangRequest:
         """Keys of whole pages, and slots."""
-        page, wide = self._page, tokens.astype(np.int64)
+        page = self._page
         usable, whole = (prompt - 1) // page * page, len(tokens) // page * page
-        keys = self.key(array("q", wide[:usable].tobytes())), self.key(array("q", wide[:whole].tobytes()))
-        return SglangRequest(*keys, self.parts.torch.arange(whole), -(-len(tokens) // page) * page)
+        keys = self.key(tokens[:usable]), self.key(tokens[:whole])
+        return SglangRequest(*keys, self.values(whole), -(-len(tokens) // page) * page)
+
+    def key(self, tokens: np.ndarray) -> Any:
+        """The form of a key."""
+        raise NotImplementedError
+
+    def values(self, tokens: int) -> Any:
+        """So many slots."""
+        raise NotImplementedError
 
     def room(self, request: SglangRequest) -> None:
         """Evict what is short, then take it."""
@@ -88,6 +88,24 @@ class SglangPeer:
         return self.pool.left
 
 
+class SglangPeer(SlotPeer):
+    """What sglang's caches have in common."""
+
+    form = "array('q')"
+
+    def __init__(self, page: int, capacity: int) -> None:
+        self.parts = sglang_modules()
+        super().__init__(page, Counted(capacity // page * page))
+
+    def key(self, tokens: np.ndarray) -> Any:
+        """`RadixKey` over the buffer of sglang's scheduler."""
+        return self.parts.radix.RadixKey(buffer(tokens))
+
+    def values(self, tokens: int) -> Any:
+        """A tensor."""
+        return self.parts.torch.arange(tokens)
+
+
 class RustCore(SglangPeer):
     """`RustUnifiedTreeCoreBinding`, called directly."""
 
@@ -98,9 +116,9 @@ class RustCore(SglangPeer):
         self._core = bindings.RustUnifiedTreeCoreBinding(settings, [0])
         self._root = self._core.root_node_handle()
 
-    def key(self, tokens: array) -> Any:
+    def key(self, tokens: np.ndarray) -> Any:
         """The buffer itself."""
-        return tokens
+        return buffer(tokens)
 
     def match(self, request: SglangRequest) -> int:
         """`match_prefix`."""

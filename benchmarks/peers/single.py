@@ -94,10 +94,8 @@ def memory(make: Make, name: str, page: int) -> list[dict[str, Any]]:
         _request(peer, _prompt(tokens, number))
     gc.collect()
     row: dict[str, Any] = {"page": page, "rss": (_resident() - before) / ((prompts - 1) * tokens)}
-    if (cache := getattr(peer, "cache", None)) is not None:
-        from benchmarks.peers.ours import state_bytes
-
-        row["state"] = state_bytes(cache) / (prompts * tokens)
+    if (state_bytes := getattr(peer, "state_bytes", None)) is not None:
+        row["state"] = state_bytes() / (prompts * tokens)
     return [row]
 
 

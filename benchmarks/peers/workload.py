@@ -1,5 +1,6 @@
 """Requests as every peer gets them: token ids that are written out when their turn comes."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -82,3 +83,8 @@ def numbered(paths: Iterable[Sequence[object]], block: int) -> list[np.ndarray]:
     if (len(numbers) + 1) * block > MOST_ID:
         raise ValueError(f"{len(numbers)} blocks of {block} tokens do not fit into 32-bit token ids")
     return found
+
+
+def buffer(tokens: np.ndarray) -> array:
+    """Tokens as sglang's scheduler has them: int64, in an `array('q')`."""
+    return array("q", tokens.astype(np.int64).tobytes())

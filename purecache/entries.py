@@ -107,7 +107,9 @@ TABLE: dict[str, Entry] = {
     ),
     "advance": Entry(t.advance, lambda layout, size: (_ONE,), sized=False, warmed=False),
     "forget": Entry(t.forget, lambda layout, size: (_prompt(layout, size), _ONE), warmed=False),
-    "forget_namespace": Entry(t.forget_namespace, lambda layout, size: (_vector(4), _ONE), sized=False, warmed=False),
+    "forget_namespace": Entry(
+        t.forget_namespace, lambda layout, size: (t.Space(_vector(4)), _ONE), sized=False, warmed=False
+    ),
     **{
         name: Entry(getattr(t, name), lambda layout, size: (_ONE, _ONE), takes_size=True, warmed=False)
         for name in ("shrink_device", "shrink_host", "grow_device", "grow_host")

@@ -58,7 +58,7 @@ def _forget(world: World) -> Kind:
 
 def _forget_namespace(world: World) -> Kind:
     def arguments(view: Any, p: Any) -> tuple[Any, ...]:
-        return jnp.array([1, 0, 0, 0], jnp.int32) * p.space, p.rank
+        return t.Space(jnp.array([1, 0, 0, 0], jnp.int32) * p.space), p.rank
 
     return Kind(
         "forget_namespace",

@@ -1,4 +1,4 @@
-"""How the arguments of a transition lie in its command vector, and where among them the prompts are."""
+"""How the arguments of a transition lie in its command vector, and where among them the prompts and namespaces are."""
 
 import functools
 import math
@@ -9,7 +9,7 @@ import jax
 
 from purecache.entries import entries
 from purecache.state.layout import Layout
-from purecache.transitions import Prompt
+from purecache.transitions import Prompt, Space
 
 SAMPLE_SIZE = 16
 """Pages of the programs that `described` looks at."""
@@ -34,6 +34,8 @@ class Arguments:
     arrays: tuple[bool, ...]
     """Which are arrays; the others are numbers."""
     prompts: tuple[PromptPlace, ...]
+    namespaces: tuple[int, ...]
+    """Which are namespaces outside of prompts."""
 
     @functools.cached_property
     def parts(self) -> list[slice]:
@@ -46,15 +48,18 @@ class Arguments:
 def arguments_of(layout: Layout, name: str, size: int) -> Arguments:
     """The arguments of a program. Raises KeyError for a name that a cache of this layout does not have."""
     given = entries(layout)[name].arguments(layout, size)
-    leaves, prompts = [], []
-    for each in jax.tree.leaves(given, is_leaf=lambda part: isinstance(part, Prompt)):
+    leaves, prompts, namespaces = [], [], []
+    for each in jax.tree.leaves(given, is_leaf=lambda part: isinstance(part, Prompt | Space)):
         if isinstance(each, Prompt):
             lanes = each.tokens.shape[0] if len(each.tokens.shape) == 2 else 1
             first = len(leaves)  # tokens, pages, namespace, rank
             prompts.append(PromptPlace(first, first + 1, first + 2, lanes))
+        elif isinstance(each, Space):
+            namespaces.append(len(leaves))
         leaves += jax.tree.leaves(each)
     shapes = [leaf.shape for leaf in leaves]
-    return Arguments(tuple(math.prod(shape) for shape in shapes), tuple(map(bool, shapes)), tuple(prompts))
+    lengths, arrays = tuple(math.prod(shape) for shape in shapes), tuple(map(bool, shapes))
+    return Arguments(lengths, arrays, tuple(prompts), tuple(namespaces))
 
 
 def described(layout: Layout) -> dict[str, list[int]]:

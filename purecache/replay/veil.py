@@ -27,7 +27,7 @@ def words_of(page_size: int) -> int:
 
 
 def hashed_prompts(veil: "Veil", arguments: Arguments, leaves: list[np.ndarray]) -> None:
-    """Replace the prompts among the arguments of a program by what may be written of them."""
+    """Replace the prompts and namespaces among the arguments of a program by what may be written of them."""
     for place in arguments.prompts:
         tokens = leaves[place.tokens].reshape(place.lanes, -1, veil.page_size)
         namespaces = leaves[place.namespace].reshape(place.lanes, 4)
@@ -37,6 +37,8 @@ def hashed_prompts(veil: "Veil", arguments: Arguments, leaves: list[np.ndarray])
             pages = min(max(pages, 0), tokens.shape[1])
             spaces[lane], words[lane, :pages] = veil.hashed(namespaces[lane], tokens[lane, :pages])
         leaves[place.tokens], leaves[place.namespace] = words.reshape(-1), spaces.reshape(-1)
+    for leaf in arguments.namespaces:
+        leaves[leaf] = veil.hashed_namespace(leaves[leaf])
 
 
 class Veil:
@@ -49,6 +51,10 @@ class Veil:
         self._spaces: dict[bytes, tuple[np.ndarray, bytes]] = {}
         self._late: OrderedDict[tuple[bytes, int, int], _Prompt] = OrderedDict()
         self._remembered = 0
+
+    def hashed_namespace(self, namespace: np.ndarray) -> np.ndarray:
+        """What is written for a namespace int32[4], with prompts and without: int32[4]."""
+        return self._space(namespace.tobytes())[0]
 
     def hashed(self, namespace: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What is written for a namespace int32[4] and pages int32[n, page_size]: int32[4] and int32[n, words]."""

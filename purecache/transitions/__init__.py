@@ -20,7 +20,7 @@ from purecache.transitions.store import begin_store, finish_store
 from purecache.transitions.value_storage import finish_value_prefetch, finish_value_store
 from purecache.transitions.value_transfers import finish_value_backup, finish_value_load
 from purecache.transitions.vocabulary import NodeHandle, Status, Step, Transfers
-from purecache.transitions.walk import Prompt
+from purecache.transitions.walk import Prompt, Space
 
 __all__ = [
     "Handle",
@@ -28,6 +28,7 @@ __all__ = [
     "Offer",
     "Prompt",
     "ReceiptHandle",
+    "Space",
     "Status",
     "Step",
     "TransferKind",

@@ -23,7 +23,7 @@ from purecache.transitions.scans import some
 from purecache.transitions.standing import set_pages
 from purecache.transitions.values import drop_values
 from purecache.transitions.vocabulary import Forgotten, Status, Step
-from purecache.transitions.walk import Prompt, namespace_of, root_of, walk
+from purecache.transitions.walk import Prompt, Space, namespace_of, root_of, walk
 
 ALONE = -1
 """Instead of a number of pages to keep: see `forget`."""
@@ -169,14 +169,14 @@ def _renew(state: CacheState, node: jax.Array, rank: jax.Array) -> CacheState:
     return when(node >= 0, lambda state: prune(state, node), state)
 
 
-def forget_namespace(state: CacheState, namespace: jax.Array, rank: jax.Array) -> Step[Forgotten]:
-    """Delete all prefixes of a namespace [4] in a rank."""
+def forget_namespace(state: CacheState, space: Space, rank: jax.Array) -> Step[Forgotten]:
+    """Delete all prefixes of a namespace in a rank."""
     good = (rank >= 0) & (rank < state.layout.ranks)
     rank = jnp.where(good, rank, 0)
     root, nothing = root_of(state, rank), state.token
 
     def differs(state: CacheState, node: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return some(state.token, namespace_of(state, node) != namespace), state.nodes[Column.NEXT_SIBLING, node]
+        return some(state.token, namespace_of(state, node) != space.digest), state.nodes[Column.NEXT_SIBLING, node]
 
     def visit(carry: tuple[CacheState, jax.Array, _Tally]) -> tuple[CacheState, jax.Array, _Tally]:
         state, node, tally = carry

@@ -30,6 +30,13 @@ class Prompt(NamedTuple):
     """[] data-parallel rank."""
 
 
+class Space(NamedTuple):
+    """A namespace as transitions take it outside of a prompt."""
+
+    digest: jax.Array
+    """[4] int32, see `Prompt.namespace`."""
+
+
 class Path(NamedTuple):
     """Nodes of a prompt that are in the tree, whether or not their pages are usable."""
 

@@ -19,6 +19,7 @@ from support import new_cache, new_plane, serve, settle, tiny
 
 import purecache.replay.recorder as recorder_module
 from purecache.cache import PrefixCache
+from purecache.namespaces import namespace_digest
 from purecache.programs import Program
 from purecache.replay import Recorder, Recording
 from purecache.state import Policy, WritePolicy
@@ -282,3 +283,20 @@ def test_a_process_that_forgets_to_close_leaves_a_whole_file(tmp_path):
     found = Recording(tmp_path / "life")
     assert (len(found), found.damage, found.end) == (2, None, {"events": 2, "stopped": None})
     verified(found)
+
+
+@BOTH
+def test_what_is_forgotten_is_forgotten_again(tmp_path, tokens):
+    """A namespace is an argument by itself there, outside of any prompt."""
+
+    def life(cache):
+        serve(cache, AB, namespace="a")
+        serve(cache, AB)
+        assert cache.forget_namespace("a").device_pages == 2
+        assert cache.forget(AB, keep=2).device_pages == 1
+
+    cache, found = recorded(tmp_path / "life", life=life, tokens=tokens, state_every=1)
+    same_arrays(verified(found).state, cache.state, tokens == "hashed")
+    (command,) = (event.command for event in found if event.name == "forget_namespace" and event.command[-1] == 0)
+    told = namespace_digest("a", rank=0)
+    assert (command[:4].tolist() == told.tolist()) is (tokens == "plain")

@@ -5,10 +5,13 @@ import pytest
 from recordings import recorded
 from support import serve, tiny
 
+from purecache.entries import entries
 from purecache.namespaces import namespace_digest
 from purecache.replay import Recorder
+from purecache.replay.arguments import arguments_of
 from purecache.replay.format import unpack
 from purecache.replay.veil import MOST_TOKENS, Veil
+from purecache.state.pools import PoolSpec, Window
 
 SECRET = 0x5EC2E7
 
@@ -103,3 +106,18 @@ def test_two_recordings_of_one_life_have_nothing_in_common(tmp_path):
     assert (first[0][:4] != second[0][:4]).any()
     assert (first[2] != second[2]).any()
     assert Recorder(tmp_path / "third")._hashed
+
+
+@pytest.mark.parametrize("pools", [(), (PoolSpec("window", Window(2), 2, 2),)])
+def test_every_namespace_among_arguments_is_known(pools):
+    """Four words are a namespace, here and nowhere else: one that the recorder doesn't know would be told."""
+    layout = tiny(pools=pools).layout
+    for name in entries(layout):
+        for size in (16, 32):
+            given = arguments_of(layout, name, size)
+            lanes = {place.namespace: place.lanes for place in given.prompts}
+            known = {*lanes, *given.namespaces}
+            four = {leaf for leaf, length in enumerate(given.lengths) if given.arrays[leaf] and length == 4}
+            assert four <= known, name
+            assert all(given.lengths[leaf] == 4 * lanes.get(leaf, 1) for leaf in known)
+    assert arguments_of(layout, "forget_namespace", 0).namespaces == (0,)
